@@ -1,0 +1,58 @@
+# Every target works from a fresh clone with Python 3.11+ and make: what it needs, it makes.
+
+PYTHON ?= python3
+WORKERS ?= 2
+
+VENV := .venv
+RUN := $(VENV)/bin/python
+STAMP := $(VENV)/.installed-by-make
+PIP := $(RUN) -m pip --disable-pip-version-check -qq
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup test check bench demo clean
+
+# An environment that came along with a copied checkout points at the old place: make it anew.
+ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
+.PHONY: $(STAMP)
+endif
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; \
+	do printf '  make %-8s %s\n' "$$name" "$$text"; done
+
+setup: $(STAMP) ## make the environment .venv and install the commit hooks
+	@if ! [ -e .git ]; then echo "no git checkout here: commit hooks left out"; \
+	elif ! $(RUN) -m pre_commit install; then echo "commit hooks could not be installed; all else is ready"; fi
+
+test: $(STAMP) ## run the tests
+	@OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS)
+
+check: $(STAMP) ## run ruff, mypy, lint-imports and the tests
+	$(RUN) -m ruff check
+	$(RUN) -m ruff format --check
+	$(RUN) -m mypy
+	$(VENV)/bin/lint-imports --no-logo
+	@$(MAKE) --no-print-directory test
+
+bench: $(STAMP) ## measure every attention against torch's own (ten minutes)
+	@$(RUN) -m leap.cli bench attention
+
+demo: $(STAMP) ## measure every attention at short lengths (a minute) and plot it
+	@$(RUN) -m leap.cli bench attention --lengths 256 512 1024 2048 --output runs/demo
+
+clean: ## remove the environment
+	rm -rf $(VENV)
+
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || \
+	{ echo "make: no $(PYTHON) here; install Python 3.11 or newer, or name one: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	{ echo "make: $(PYTHON) is $$($(PYTHON) -V 2>&1); leapformer needs 3.11 or newer: make PYTHON=python3.12" >&2; exit 1; }
+	@if [ -e $@ ] && [ "$$(cat $@)" != '$(CURDIR)' ]; then rm -rf $(VENV); fi
+	@$(RUN) -c '' 2>/dev/null || { echo "making $(VENV)" && $(PYTHON) -m venv --clear $(VENV); }
+	@echo "installing into $(VENV): a few minutes the first time"
+	@# torch on its own first, so that nothing later can bring another build of it.
+	@$(PIP) install -c constraints.txt torch
+	@$(PIP) install -c constraints.txt -e '.[dev]'
+	@printf '%s' '$(CURDIR)' > $@
