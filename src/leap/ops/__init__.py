@@ -1,0 +1,35 @@
+"""Attention as functions of tensors: no parameters, no config, no hidden state.
+
+Tensors are `[batch, heads, tokens, width]`, as in `scaled_dot_product_attention`. A causal op takes
+a state and returns the next one, and gives the same result whole, cut anywhere and continued,
+packed, or padded. Which op suits which task: docs/guides/ops.md.
+"""
+
+from leap.ops.additive import FocusState, WindowState, additive_attention, additive_pool
+from leap.ops.linear import (
+    LinearState,
+    causal_linear_attention,
+    causal_proportional_attention,
+    linear_attention,
+)
+from leap.ops.softmax import SoftmaxState, softmax_attention
+from leap.ops.staircase import staircase_linear_attention
+from leap.ops.state import State, load_state, load_states, save_states
+
+__all__ = [
+    "FocusState",
+    "LinearState",
+    "SoftmaxState",
+    "State",
+    "WindowState",
+    "additive_attention",
+    "additive_pool",
+    "causal_linear_attention",
+    "causal_proportional_attention",
+    "linear_attention",
+    "load_state",
+    "load_states",
+    "save_states",
+    "softmax_attention",
+    "staircase_linear_attention",
+]

@@ -1,0 +1,149 @@
+"""Additive attention: each token has one focus, and a token's output is a mean weighted by it.
+
+    o_i = sum_j exp(focus_j) v_j  /  sum_j exp(focus_j)        j <= i, and j > i - window
+
+The weight of a token does not depend on who looks at it, which makes the whole O(t) for any
+window, and lets the weights be read off as importances. This is the sum at the heart of LEAP and of
+Fastformer; where the focus and the values come from is up to the layers.
+
+Axes: b batch, h heads, t tokens, p values.
+"""
+
+from functools import partial
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from leap.errors import InputError
+from leap.ops.additive.blocked import attend
+from leap.ops.additive.reference import additive_attention_reference
+from leap.ops.additive.state import FocusState, WindowState
+from leap.ops.checks import check_axes, check_floating, check_key_mask, check_same, shape
+from leap.ops.packing import run_packed
+from leap.ops.state import accumulator, count_tokens, mask_tokens
+
+__all__ = [
+    "FocusState",
+    "WindowState",
+    "additive_attention",
+    "additive_attention_reference",
+    "additive_pool",
+]
+
+
+def additive_attention(
+    focus: Float[Tensor, "b h t"],
+    v: Float[Tensor, "b h t p"],
+    state: FocusState | WindowState | None = None,
+    *,
+    window: int | None = None,
+    key_mask: Bool[Tensor, "b t"] | None = None,
+    cu_seqlens: Int[Tensor, " n"] | None = None,
+) -> tuple[Float[Tensor, "b h t p"], FocusState | WindowState]:
+    """Average the past by focus, in O(t) whatever the window.
+
+    Training, prefill and decoding are the same call: pass no state to begin a sequence, and the
+    returned state, with as few as one new token, to go on with it.
+
+    Args:
+        focus: logits, of any size: no weight over- or underflows.
+        v: values.
+        state: what an earlier call returned; None at the start.
+        window: how many tokens each one sees, itself included; None for the whole past.
+        key_mask: true at real tokens. Pads, wherever they are, change nothing for the others: a
+            window counts real tokens alone. Their own output is 0.
+        cu_seqlens: where packed sequences begin, and the last one ends, `[0, 3, 5]` for lengths
+            3 and 2. The batch is then 1, and the state has a row for each sequence.
+
+    Returns:
+        The means, and the state after the last token: a FocusState, or with a window a
+        WindowState.
+    """
+    _check(focus, v, key_mask)
+    if window is not None and window < 1:
+        raise InputError(f"window={window} sees no token; give 1 or more, or None for all")
+    if cu_seqlens is not None:
+        op = partial(additive_attention, window=window)
+        return run_packed(op, cu_seqlens, {"focus": focus, "v": v}, state, key_mask)
+    before = _begin(focus, v, state, window)
+    if focus.shape[2] == 0:
+        return v, before
+    after: FocusState | WindowState
+    if focus.shape[2] == 1:
+        o, after = _step(focus, v, before, key_mask)
+    else:
+        past = (None, None, None) if state is None else before.elements()
+        o, _, peak, _, sum, mass = attend(focus, v, key_mask, *past, window)
+        if state is None and window is None:
+            length = before.length + count_tokens(v, key_mask)
+            after = FocusState.made_of(peak[..., -1], mass, sum, length)
+        else:
+            after = before.advance(focus=focus, v=v, key_mask=key_mask)
+    if before.trail is None:
+        return o, after
+    if key_mask is None:
+        key_mask = torch.ones_like(focus[:, 0], dtype=torch.bool)
+    return o, after.after(before, focus=focus, v=v, key_mask=key_mask.unsqueeze(1))
+
+
+def additive_pool(
+    focus: Float[Tensor, "b h t"],
+    v: Float[Tensor, "b h t p"],
+    *,
+    key_mask: Bool[Tensor, "b t"] | None = None,
+) -> Float[Tensor, "b h p"]:
+    """Average the whole sequence by focus: one mean a head, as Fastformer's global vectors.
+
+    Args:
+        focus: logits.
+        v: values.
+        key_mask: true at real tokens; the mean of none is 0.
+    """
+    _check(focus, v, key_mask)
+    return FocusState.of(focus, v, key_mask).mean().to(v.dtype)
+
+
+def _step(
+    focus: Tensor, v: Tensor, before: FocusState | WindowState, key_mask: Tensor | None
+) -> tuple[Tensor, FocusState | WindowState]:
+    """One token, with no more work than there is to it."""
+    if isinstance(before, FocusState):
+        seen, after = before, None
+    else:
+        seen = FocusState.of(before.focus, before.v)
+        after = before.advance(focus=focus, v=v, key_mask=key_mask)
+    seen = seen.advance(focus=focus, v=v, key_mask=key_mask)
+    return mask_tokens(seen.mean().unsqueeze(2), key_mask).to(v.dtype), after or seen
+
+
+def _begin(
+    focus: Tensor, v: Tensor, state: FocusState | WindowState | None, window: int | None
+) -> FocusState | WindowState:
+    """The state to go on from: the one given, if it fits these inputs, or an empty one."""
+    b, h, _, p = v.shape
+    kind = FocusState if window is None else WindowState
+    sizes = (b, h, p) if window is None else (b, h, window, p)
+    if state is None:
+        if window is None:
+            return FocusState.empty(b, h, p, device=v.device)
+        return WindowState.empty(b, h, window, p, dtype=accumulator(focus, v), device=v.device)
+    if not isinstance(state, kind):
+        raise InputError(
+            f"state is a {type(state).__name__}; "
+            f"with window={window} attention goes on from a {kind.__name__}"
+        )
+    if state.sizes() != sizes:
+        raise InputError(
+            f"state is for batch, heads, {'' if window is None else 'window, '}values "
+            f"{list(state.sizes())}; with window={window} and v {shape(v)} it must be {list(sizes)}"
+        )
+    return state
+
+
+def _check(focus: Tensor, v: Tensor, key_mask: Tensor | None) -> None:
+    check_floating(focus=focus, v=v)
+    check_axes("b h t", focus=focus)
+    check_axes("b h t p", v=v)
+    check_same("b h t", focus=focus, v=v)
+    check_key_mask(key_mask, focus, "focus")

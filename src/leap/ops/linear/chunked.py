@@ -1,0 +1,307 @@
+"""Causal linear attention a chunk at a time, in O(t), with a backward pass that recomputes.
+
+Tokens of one chunk attend to each other through a small square of scores; all earlier tokens
+stand in the state, `kv = sum_j fk_j v_j^T` and `k_sum = sum_j fk_j`:
+
+    a_ij  = (q_i . k_j) (x_i . y_j)                    j <= i, both in the chunk
+    num_i = sum_j a_ij v_j + fq_i kv                   fq_i = [q_i x_i1, q_i x_i2], fk_j likewise
+    den_i = sum_j a_ij     + fq_i . k_sum              o_i = num_i / max(den_i, eps)
+
+x_i = [sin, cos](pi/2 p_i) and y_j = [sin, cos](pi/2 s_j) are LeaPformer's re-weighting,
+cos(pi/2 (p_i - s_j)), as a dot product of two numbers: scores need features of width f, only the
+state needs 2f. Without proportions x and y drop out.
+
+Backward, with g = do / den and h = -(do . o) / den (0 where the floor eps holds):
+
+    da_ij = g_i . v_j + h_i                            j <= i
+    dv_j  = sum_i a_ij g_i + fk_j dkv                  dkv and dk_sum gather from later chunks:
+    dfq_i = kv g_i + k_sum h_i                         dkv    += fq^T g
+    dfk_j = dkv v_j + dk_sum                           dk_sum += fq^T h
+
+and the product rule on a, fq and fk. Inputs, output and `den` are all that is kept for it. The
+loop takes one chunk after the other rather than all at once, because the dozen small matrices of
+a chunk then stay in the processor's cache.
+
+Axes: b batch, h heads, t tokens, f features (2f with proportions), e values; r = b h rows,
+c tokens of a chunk.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ROWS_AT_ONCE = 32  # With more rows a chunk's matrices outgrow the cache.
+
+
+def unit_scale(q: Tensor) -> Tensor:
+    """For each query, the power of two that brings its largest feature near 1, `[..., 1]`.
+
+    A query's scale cancels between numerator and denominator, but products of three numbers of
+    1e15 would overflow on the way there. A power of two changes no digit.
+    """
+    _, exponent = torch.frexp(q.abs().amax(dim=-1, keepdim=True))
+    return torch.ldexp(torch.ones_like(exponent, dtype=q.dtype), -exponent.clamp(-120, 120))
+
+
+def normalised(num: Tensor, den: Tensor, floor: Tensor) -> Tensor:
+    """num / max(den, floor), and 0 where den is.
+
+    A query that matches no key at all has no gradient either: that of 0 / floor is a million
+    times its input at the usual floor, more than half precision can hold.
+    """
+    return (num / den.maximum(floor)).masked_fill(den == 0, 0)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Some rows of the inputs, `[r, t, ...]`, in the accumulator's precision, queries scaled."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    x: Tensor | None
+    y: Tensor | None
+    scale: Tensor
+
+    @classmethod
+    def of(cls, inputs: tuple[Tensor | None, ...], rows: slice, dtype: torch.dtype) -> "_Rows":
+        q, k, v, p, s = (None if x is None else x[rows].to(dtype) for x in inputs)
+        assert q is not None and k is not None and v is not None
+        scale = unit_scale(q)
+        return cls(q * scale, k, v, _turn(p), _turn(s), scale)
+
+    def chunk(self, span: slice) -> "_Chunk":
+        x, y = (None if x is None else x[:, span] for x in (self.x, self.y))
+        return _Chunk(self.q[:, span], self.k[:, span], self.v[:, span], x, y, self.scale[:, span])
+
+
+@dataclass(frozen=True)
+class _Chunk(_Rows):
+    """A stretch of tokens short enough to attend to each other in a square of scores."""
+
+    @property
+    def fq(self) -> Tensor:
+        return _widen(self.q, self.x)
+
+    @property
+    def fk(self) -> Tensor:
+        return _widen(self.k, self.y)
+
+    def scores(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The causal scores `[r, c, c]`, and their two factors: products and re-weighting."""
+        dots = torch.bmm(self.q, self.k.mT)
+        if self.x is None or self.y is None:
+            return dots.tril_(), dots, None
+        weights = torch.bmm(self.x, self.y.mT)
+        return torch.mul(dots, weights).tril_(), dots, weights
+
+    def attend(self, kv: Tensor, k_sum: Tensor) -> tuple[Tensor, Tensor]:
+        """Numerators and denominators, given the state before the chunk."""
+        scores, fq = self.scores()[0], self.fq
+        num = torch.bmm(scores, self.v).baddbmm_(fq, kv)
+        return num, scores.sum(-1, keepdim=True).baddbmm_(fq, k_sum)
+
+    def advance_(self, kv: Tensor, k_sum: Tensor) -> None:
+        """Move the state past the chunk, in place."""
+        fk = self.fk
+        kv.baddbmm_(fk.mT, self.v)
+        k_sum += fk.sum(1).unsqueeze(-1)
+
+    def backward_(
+        self, g: Tensor, h: Tensor, kv: Tensor, k_sum: Tensor, dkv: Tensor, dk_sum: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Gradients of q, k, v, x, y; moves dkv and dk_sum back past the chunk, in place."""
+        scores, dots, weights = self.scores()
+        fq, fk = self.fq, self.fk
+        dv = torch.bmm(scores.mT, g).baddbmm_(fk, dkv)
+        dq, dx = _widen_backward(torch.bmm(g, kv.mT).baddbmm_(h, k_sum.mT), self.q, self.x)
+        dk, dy = _widen_backward(torch.bmm(self.v, dkv.mT).add_(dk_sum.mT), self.k, self.y)
+
+        dscores = torch.baddbmm(h, g, self.v.mT).tril_()
+        if weights is not None:
+            assert dx is not None and dy is not None and self.x is not None and self.y is not None
+            dweights = dots.mul_(dscores)
+            dx.baddbmm_(dweights, self.y)
+            dy.baddbmm_(dweights.mT, self.x)
+            dscores.mul_(weights)
+        dq.baddbmm_(dscores, self.k).mul_(self.scale)
+        dk.baddbmm_(dscores.mT, self.q)
+
+        dkv.baddbmm_(fq.mT, g)
+        dk_sum.baddbmm_(fq.mT, h)
+        return dq, dk, dv, dx, dy
+
+
+def _turn(p: Tensor | None) -> Tensor | None:
+    """[sin, cos](pi/2 p), `[r, c, 2]`."""
+    if p is None:
+        return None
+    angle = p * (math.pi / 2)
+    return torch.stack([angle.sin(), angle.cos()], dim=-1)
+
+
+def _turn_backward(dx: Tensor, x: Tensor) -> Tensor:
+    return (math.pi / 2) * (dx[..., 0] * x[..., 1] - dx[..., 1] * x[..., 0])
+
+
+def _widen(q: Tensor, x: Tensor | None) -> Tensor:
+    """[q x_1, q x_2]: a query or key with its re-weighting multiplied in."""
+    if x is None:
+        return q
+    wide = q.new_empty(*q.shape[:-1], 2 * q.shape[-1])
+    for half, x_ in zip(wide.chunk(2, dim=-1), x.split(1, dim=-1), strict=True):
+        torch.mul(q, x_, out=half)
+    return wide
+
+
+def _widen_backward(dfq: Tensor, q: Tensor, x: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    if x is None:
+        return dfq, None
+    by_sin, by_cos = dfq.chunk(2, dim=-1)
+    dx = torch.cat([(half * q).sum(-1, keepdim=True) for half in (by_sin, by_cos)], dim=-1)
+    return (by_sin * x[..., :1]).addcmul_(by_cos, x[..., 1:]), dx
+
+
+def _rows(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.flatten(0, 1)
+
+
+def _spans(length: int, size: int) -> list[slice]:
+    return [slice(start, start + size) for start in range(0, length, size)]
+
+
+@torch.library.custom_op("leap::causal_linear_attention", mutates_args=())
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    p: Tensor | None,
+    s: Tensor | None,
+    kv: Tensor,
+    k_sum: Tensor,
+    chunk_size: int,
+    normalise: bool,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Attended values `[b, h, t, e]`, denominators `[b, h, t, 1]` and the state after.
+
+    A custom op, so that a compiler takes it as it is: unrolling the loop would gain nothing.
+    """
+    o, den = _like(v), kv.new_empty(*v.shape[:3], 1)
+    kv_after, k_sum_after = kv.clone(), k_sum.clone()
+    inputs = tuple(_rows(x) for x in (q, k, v, p, s))
+    outputs = [x.flatten(0, 1) for x in (o, den, kv_after, k_sum_after.unsqueeze(-1))]
+    for rows in _spans(outputs[0].shape[0], ROWS_AT_ONCE):
+        group = _Rows.of(inputs, rows, kv.dtype)
+        o_, den_, kv_, k_sum_ = (x[rows] for x in outputs)
+        for span in _spans(q.shape[2], chunk_size):
+            c = group.chunk(span)
+            num, den_c = c.attend(kv_, k_sum_)
+            den_[:, span] = den_c
+            o_[:, span] = normalised(num, den_c, eps * c.scale) if normalise else num / c.scale
+            c.advance_(kv_, k_sum_)
+    return o, den, kv_after, k_sum_after
+
+
+@torch.library.custom_op("leap::causal_linear_attention_backward", mutates_args=())
+def attend_backward(
+    do: Tensor,
+    dkv: Tensor,
+    dk_sum: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    p: Tensor | None,
+    s: Tensor | None,
+    kv: Tensor,
+    k_sum: Tensor,
+    o: Tensor,
+    den: Tensor,
+    chunk_size: int,
+    normalise: bool,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, p, s (empty without proportions) and of the state before."""
+    dq, dk, dv, dp, ds = _like(q), _like(k), _like(v), _like(p, q), _like(s, q)
+    dkv_before, dk_sum_before = dkv.clone(), dk_sum.clone()
+    inputs = tuple(_rows(x) for x in (q, k, v, p, s))
+    saved = [x.flatten(0, 1) for x in (do, o, den, kv, k_sum.unsqueeze(-1))]
+    totals = [x.flatten(0, 1) for x in (dkv_before, dk_sum_before.unsqueeze(-1))]
+    outputs = [x.flatten(0, 1) if x.ndim > 2 else x for x in (dq, dk, dv, dp, ds)]
+    spans = _spans(q.shape[2], chunk_size)
+    for rows in _spans(saved[0].shape[0], ROWS_AT_ONCE):
+        group = _Rows.of(inputs, rows, kv.dtype)
+        do_, o_, den_, kv_, k_sum_ = (x[rows] for x in saved)
+        dkv_, dk_sum_ = (x[rows] for x in totals)
+        g, h = _through_the_division(do_, o_, den_, group.scale, normalise, eps)
+        before = _states_before(group, kv_, k_sum_, spans)
+        for span, (kv_c, k_sum_c) in zip(reversed(spans), reversed(before), strict=True):
+            c = group.chunk(span)
+            grads = c.backward_(g[:, span], h[:, span], kv_c, k_sum_c, dkv_, dk_sum_)
+            dq_c, dk_c, dv_c, dx, dy = grads
+            for out, grad in zip(outputs, (dq_c, dk_c, dv_c), strict=False):
+                out[rows, span] = grad
+            for out, dturn, turn in zip(outputs[3:], (dx, dy), (c.x, c.y), strict=True):
+                if dturn is not None and turn is not None:
+                    out[rows, span] = _turn_backward(dturn, turn)
+    return dq, dk, dv, dp, ds, dkv_before, dk_sum_before
+
+
+def _through_the_division(
+    do: Tensor, o: Tensor, den: Tensor, scale: Tensor, normalise: bool, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the numerators, g, and of the denominators, h."""
+    if not normalise:
+        return do.to(den.dtype) / scale, torch.zeros_like(den)
+    floor = eps * scale
+    g = normalised(do.to(den.dtype), den, floor)
+    return g, (g * o).sum(-1, keepdim=True).neg_().masked_fill_(den < floor, 0)
+
+
+def _states_before(
+    rows: _Rows, kv: Tensor, k_sum: Tensor, spans: list[slice]
+) -> list[tuple[Tensor, Tensor]]:
+    """The state before each chunk, computed again: kept, they would take as much as the inputs."""
+    states = [(kv, k_sum)]
+    for span in spans[:-1]:
+        kv, k_sum = kv.clone(), k_sum.clone()
+        rows.chunk(span).advance_(kv, k_sum)
+        states.append((kv, k_sum))
+    return states
+
+
+def _like(x: Tensor | None, other: Tensor | None = None) -> Tensor:
+    """An empty contiguous tensor like x; of no elements, on the device of `other`, for None."""
+    if x is None:
+        assert other is not None
+        return other.new_empty(0)
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@attend.register_fake
+def _(q, k, v, p, s, kv, k_sum, chunk_size, normalise, eps):  # type: ignore[no-untyped-def]
+    return _like(v), kv.new_empty(*v.shape[:3], 1), torch.empty_like(kv), torch.empty_like(k_sum)
+
+
+@attend_backward.register_fake
+def _(do, dkv, dk_sum, q, k, v, p, s, kv, k_sum, o, den, chunk_size, normalise, eps):  # type: ignore[no-untyped-def]
+    inputs = (_like(q), _like(k), _like(v), _like(p, q), _like(s, q))
+    return *inputs, torch.empty_like(dkv), torch.empty_like(dk_sum)
+
+
+def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    *tensors, ctx.chunk_size, ctx.normalise, ctx.eps = inputs
+    ctx.save_for_backward(*tensors, *output[:2])
+    ctx.set_materialize_grads(True)
+
+
+def _differentiate(ctx, do, _dden, dkv, dk_sum):  # type: ignore[no-untyped-def]
+    grads = attend_backward(
+        do, dkv, dk_sum, *ctx.saved_tensors, ctx.chunk_size, ctx.normalise, ctx.eps
+    )
+    return *(grad if grad.numel() else None for grad in grads), None, None, None
+
+
+attend.register_autograd(_differentiate, setup_context=_save)

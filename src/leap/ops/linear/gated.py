@@ -1,0 +1,67 @@
+"""Causal linear attention with a forget gate, a chunk at a time, in O(t).
+
+    S_i = exp(l_i) S_{i-1} + k_i v_i^T        l_i <= 0: log of the gate, one a head or one a feature
+    a_ij = sum_f q_if k_jf exp(L_if - L_jf)   L_i = l_1 + ... + l_i, within the chunk
+
+Written out, exp(L_i) and exp(-L_j) would over- and underflow. Here every exponent is a sum of
+gates between two tokens, so at most 0: inside a chunk the triangle of scores is cut in halves,
+and each square below the diagonal meets at the border m between its rows and its columns,
+exp(L_i - L_m) exp(L_m - L_j).
+
+Axes: b batch, h heads, c tokens of a chunk, f features, e values.
+"""
+
+import torch
+from torch import Tensor
+
+LOWEST = -1e4  # A gate of 0 has the log -inf, and -inf - -inf is no number; exp(-1e4) is 0 too.
+
+
+def gated_attend(
+    q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, kv: Tensor, k_sum: Tensor, chunk_size: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Numerators `[b, h, t, e]`, denominators `[b, h, t, 1]` and the sums after the last token."""
+    nums, dens = [], []
+    k_sum = k_sum.unsqueeze(-1)
+    for q_c, k_c, v_c, gate in zip(
+        *(x.split(chunk_size, dim=2) for x in (q, k, v, log_gate)), strict=True
+    ):
+        decay = gate.cumsum(2)
+        scores = decayed_scores(q_c, k_c, decay)
+        since = q_c * decay.exp()
+        nums.append(scores @ v_c + since @ kv)
+        dens.append(scores.sum(-1, keepdim=True) + since @ k_sum)
+
+        to_end = decay[:, :, -1:]
+        kept = k_c * (to_end - decay).exp()
+        kv = to_end.mT.exp() * kv + kept.mT @ v_c
+        k_sum = to_end.mT.exp() * k_sum + kept.sum(2).unsqueeze(-1)
+    return torch.cat(nums, dim=2), torch.cat(dens, dim=2), kv, k_sum.squeeze(-1)
+
+
+def decayed_scores(q: Tensor, k: Tensor, decay: Tensor) -> Tensor:
+    """The lower triangle of `sum_f q_if k_jf exp(decay_if - decay_jf)`, `[b, h, c, c]`."""
+    if decay.shape[-1] == 1:  # One gate a head: it comes out of the sum over features.
+        between = (decay - decay.mT).clamp_max(0)
+        return ((q @ k.mT) * between.exp()).tril()
+    c = q.shape[2]
+    size = 1 << (c - 1).bit_length()
+    pad = (0, 0, 0, size - c)
+    q, k = (torch.nn.functional.pad(x, pad) for x in (q, k))
+    decay = torch.nn.functional.pad(decay, pad, mode="constant", value=0.0)
+    return _triangle(q, k, decay)[..., :c, :c]
+
+
+def _triangle(q: Tensor, k: Tensor, decay: Tensor) -> Tensor:
+    if q.shape[-2] == 1:
+        return (q * k).sum(-1, keepdim=True)
+    q2, k2, decay2 = (x.unflatten(-2, (2, -1)) for x in (q, k, decay))
+    (first, second) = _triangle(q2, k2, decay2).unbind(-3)
+    (_, late), (early, _) = q2.unbind(-3), k2.unbind(-3)
+    before, after = decay2.unbind(-3)
+    border = before[..., -1:, :]
+    below = (late * (after - border).clamp_max(0).exp()) @ (early * (border - before).exp()).mT
+    above = torch.zeros_like(below)
+    return torch.cat(
+        [torch.cat([first, above], dim=-1), torch.cat([below, second], dim=-1)], dim=-2
+    )

@@ -1,0 +1,127 @@
+"""The state of linear attention: two sums over the past, of a size that never grows.
+
+    kv = sum_j k_j v_j^T        k = sum_j k_j        k_j: features of the keys
+
+With a forget gate both are multiplied by it before a token is added. Being sums, the states of
+two halves of a sequence add up to the state of the whole, and tokens can be subtracted again.
+
+Axes: b batch, h heads, t tokens, f features, e values.
+"""
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from leap.errors import InputError
+from leap.ops.checks import shape
+from leap.ops.linear.chunked import normalised, unit_scale
+from leap.ops.state import Recurrent, count_tokens, mask_tokens, state
+
+
+@state
+class LinearState(Recurrent):
+    """Sums over the tokens read so far, in float32 (float64 for float64 inputs)."""
+
+    kv: Float[Tensor, "b h f e"]
+    k: Float[Tensor, "b h f"]
+    log_decay: Float[Tensor, "b h f"] | None = None
+    """Log of the share of an earlier state that these tokens leave; None without gates."""
+
+    @classmethod
+    def empty(
+        cls,
+        batch: int,
+        heads: int,
+        features: int,
+        values: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> "LinearState":
+        """The state before the first token."""
+        return cls(
+            kv=torch.zeros(batch, heads, features, values, dtype=dtype, device=device),
+            k=torch.zeros(batch, heads, features, dtype=dtype, device=device),
+            length=torch.zeros(batch, dtype=torch.long, device=device),
+        )
+
+    def advance(
+        self,
+        *,
+        k: Float[Tensor, "b h t f"],
+        v: Float[Tensor, "b h t e"],
+        key_mask: Bool[Tensor, "b t"] | Bool[Tensor, "b 1 t"] | None = None,
+        log_gate: Float[Tensor, "b h t #f"] | None = None,
+    ) -> "LinearState":
+        """Read tokens without attending to anything: the state after them."""
+        total = self.kv.dtype
+        k, v = mask_tokens(k.to(total), key_mask), mask_tokens(v.to(total), key_mask)
+        length = self.length + count_tokens(k, key_mask)
+        if log_gate is None:
+            return replace(
+                self, kv=self.kv + k.mT @ v, k=self.k + k.sum(2), length=length, trail=None
+            )
+        log_gate = mask_tokens(log_gate.to(total), key_mask)
+        later = torch.nn.functional.pad(log_gate[:, :, 1:], (0, 0, 0, 1))  # what comes after j
+        k = k * later.flip(2).cumsum(2).flip(2).exp()
+        new = replace(
+            self,
+            kv=k.mT @ v,
+            k=k.sum(2),
+            log_decay=log_gate.sum(2).expand_as(self.k),
+            length=length - self.length,
+            trail=None,
+        )
+        return self.merge(new)
+
+    def attend(
+        self, q: Float[Tensor, "b h t f"], *, normalise: bool = True, eps: float = 1e-6
+    ) -> Float[Tensor, "b h t e"]:
+        """Attend from every query to all tokens read so far, adding none."""
+        if q.shape[:2] != self.k.shape[:2] or q.shape[-1] != self.k.shape[-1]:
+            b, h, f = self.k.shape
+            raise InputError(f"q is {shape(q)}; this state answers queries [{b}, {h}, any, {f}]")
+        scale = unit_scale(q.to(self.kv.dtype))
+        scaled = q.to(self.kv.dtype) * scale
+        num = scaled @ self.kv
+        if not normalise:
+            return (num / scale).to(q.dtype)
+        den = scaled @ self.k.unsqueeze(-1)
+        return normalised(num, den, eps * scale).to(q.dtype)
+
+    def merge(self, later: "LinearState") -> "LinearState":
+        """The state after A then B, from the state after A and the one after B alone."""
+        if later.kv.shape != self.kv.shape:
+            raise InputError(
+                f"states of {shape(self.kv)} and {shape(later.kv)} are not of one layer: "
+                "merge takes two of the same shape"
+            )
+        kv, k, log_decay = self.kv, self.k, later.log_decay
+        if log_decay is not None:
+            left = log_decay.exp()
+            kv, k = left.unsqueeze(-1) * kv, left * k
+        if self.log_decay is not None:
+            log_decay = self.log_decay if log_decay is None else self.log_decay + log_decay
+        length = self.length + later.length
+        return replace(
+            self, kv=kv + later.kv, k=k + later.k, log_decay=log_decay, length=length, trail=None
+        )
+
+    def without(
+        self,
+        *,
+        k: Float[Tensor, "b h t f"],
+        v: Float[Tensor, "b h t e"],
+        key_mask: Bool[Tensor, "b t"] | None = None,
+    ) -> "LinearState":
+        """Take tokens back out, given again: the last ones, or any others (to forget a passage).
+
+        Each subtraction rounds once, so for drafting and rejecting in a long loop `record` and
+        `rollback`, which leave no trace, are the better choice. Gated states cannot subtract.
+        """
+        if self.log_decay is not None:
+            raise InputError("a gated state cannot subtract tokens; use record() and rollback(n)")
+        length = self.length - count_tokens(k, key_mask)
+        return replace(self.advance(k=-k, v=v, key_mask=key_mask), length=length)

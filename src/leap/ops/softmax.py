@@ -1,0 +1,210 @@
+"""Softmax attention, the quadratic baseline, over `scaled_dot_product_attention`.
+
+    o_i = sum_j exp(q_i . k_j / sqrt(f)) v_j  /  sum_j exp(q_i . k_j / sqrt(f))
+
+with j <= i in the causal form. A query that sees no key gets 0. What the causal form keeps of the
+past is every key and value, so its state grows with each token where the linear ones do not.
+
+Axes: b batch, h heads, t queries, n keys, f features, v values.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from leap.errors import InputError
+from leap.ops.checks import check_axes, check_floating, check_key_mask, check_same, shape
+from leap.ops.packing import run_packed
+from leap.ops.staircase import check_schedule
+from leap.ops.state import Recurrent, state
+
+
+def softmax_attention(
+    q: Float[Tensor, "b h t f"],
+    k: Float[Tensor, "b h n f"],
+    v: Float[Tensor, "b h n v"],
+    *,
+    key_mask: Bool[Tensor, "b n"] | None = None,
+    visible: Int[Tensor, " t"] | Int[Tensor, "b t"] | None = None,
+    dropout: float = 0.0,
+) -> Float[Tensor, "b h t v"]:
+    """Attend to every key, or each query to the first few of them.
+
+    Args:
+        q, k, v: queries, keys and values.
+        key_mask: true at real keys; others are not attended to.
+        visible: how many keys each query sees, pads counted, never fewer than the one before; by
+            default all.
+        dropout: share of the scores to drop.
+    """
+    _check(q, k, v, key_mask)
+    if visible is not None:
+        check_schedule(visible, q, k)
+    return _attend(q, k, v, key_mask, visible, dropout)
+
+
+def causal_softmax_attention(
+    q: Float[Tensor, "b h t f"],
+    k: Float[Tensor, "b h t f"],
+    v: Float[Tensor, "b h t v"],
+    state: "SoftmaxState | None" = None,
+    *,
+    key_mask: Bool[Tensor, "b t"] | None = None,
+    cu_seqlens: Int[Tensor, " n"] | None = None,
+    dropout: float = 0.0,
+) -> tuple[Float[Tensor, "b h t v"], "SoftmaxState"]:
+    """Attend to the past: the keys in `state`, and those up to each query's own.
+
+    Args:
+        q, k, v: queries, keys and values of the new tokens.
+        state: what an earlier call returned; None at the start of a sequence.
+        key_mask: true at real tokens; pads may stand anywhere.
+        cu_seqlens: where packed sequences begin, and the last one ends. The batch is then 1, and
+            the state has a row for each sequence.
+        dropout: share of the scores to drop.
+
+    Returns:
+        The attended values, and the state after the last token.
+    """
+    _check(q, k, v, key_mask)
+    check_same("b h t f", q=q, k=k)
+    if cu_seqlens is not None:
+        attend = partial(causal_softmax_attention, dropout=dropout)
+        return run_packed(attend, cu_seqlens, {"q": q, "k": k, "v": v}, state, key_mask)
+    n_past = 0 if state is None else state.k.shape[2]
+    after = SoftmaxState.empty(k, v) if state is None else state
+    after = after.advance(k=k, v=v, key_mask=key_mask)
+    if n_past == 0 and after.mask is None:
+        # Told rather than shown that the mask is causal, the fast kernels skip half of the work.
+        o = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
+        return o, after
+    visible = None
+    if q.shape[2] > 1:
+        visible = torch.arange(n_past + 1, n_past + q.shape[2] + 1, device=q.device)
+    return _attend(q, after.k, after.v, after.mask, visible, dropout), after
+
+
+@state
+class SoftmaxState(Recurrent):
+    """Every key and value so far."""
+
+    k: Float[Tensor, "b h n f"]
+    v: Float[Tensor, "b h n v"]
+    mask: Bool[Tensor, "b n"] | None = None
+    """True at real tokens; None as long as all of them are."""
+
+    @classmethod
+    def empty(cls, k: Float[Tensor, "b h t f"], v: Float[Tensor, "b h t v"]) -> "SoftmaxState":
+        """The state before the first token, for keys and values like these."""
+        return cls(k[:, :, :0], v[:, :, :0], length=k.new_zeros(k.shape[0], dtype=torch.long))
+
+    def advance(
+        self,
+        *,
+        k: Float[Tensor, "b h t f"],
+        v: Float[Tensor, "b h t v"],
+        key_mask: Bool[Tensor, "b t"] | None = None,
+    ) -> "SoftmaxState":
+        """The state after reading keys and values."""
+        for name, new, old in (("k", k, self.k), ("v", v, self.v)):
+            if (*new.shape[:2], new.shape[3]) != (*old.shape[:2], old.shape[3]):
+                raise InputError(
+                    f"{name} is {shape(new)} and the state was made by {name} {shape(old)}: "
+                    "batch, heads and width must agree"
+                )
+        mask = self.mask
+        if mask is not None or key_mask is not None:
+            mask = torch.cat([_or_ones(self.mask, self.k), _or_ones(key_mask, k)], dim=1)
+        n_new = k.shape[2] if key_mask is None else key_mask.sum(dim=1)
+        return replace(
+            self,
+            k=torch.cat([self.k, k], dim=2),
+            v=torch.cat([self.v, v], dim=2),
+            mask=mask,
+            length=self.length + n_new,
+        )
+
+    def attend(
+        self,
+        q: Float[Tensor, "b h t f"],
+        *,
+        visible: Int[Tensor, " t"] | Int[Tensor, "b t"] | None = None,
+        dropout: float = 0.0,
+    ) -> Float[Tensor, "b h t v"]:
+        """Attend to all that was read, without reading more."""
+        return softmax_attention(
+            q, self.k, self.v, key_mask=self.mask, visible=visible, dropout=dropout
+        )
+
+    def concat(self, others: Iterable["SoftmaxState"]) -> "SoftmaxState":
+        """The rows of this state, then those of the others, filled up with pads in front."""
+        states = [self, *others]
+        n = max(x.k.shape[2] for x in states)
+        k, v = (
+            torch.cat([F.pad(x, (0, 0, n - x.shape[2], 0)) for x in rows])
+            for rows in ([x.k for x in states], [x.v for x in states])
+        )
+        masks = [_or_ones(x.mask, x.k) for x in states]
+        mask = torch.cat([F.pad(x, (n - x.shape[1], 0)) for x in masks])
+        # Pads that stood behind go to the front as well, where `rollback` does not count them.
+        order = mask.int().argsort(dim=1, stable=True)
+        k, v = (x.take_along_dim(order[:, None, :, None], dim=2) for x in (k, v))
+        length = torch.cat([x.length for x in states])
+        return SoftmaxState(k, v, mask.take_along_dim(order, dim=1), length=length)
+
+    def merge(self, later: "SoftmaxState") -> "SoftmaxState":
+        """The state after A then B, from the state after A and the one after B alone."""
+        return self.advance(k=later.k, v=later.v, key_mask=later.mask)
+
+    def layout(self) -> dict[str, list[int]]:
+        """Heads and width of keys and values: what stays the same as tokens are read."""
+        return {name: [x.shape[1], x.shape[3]] for name, x in (("k", self.k), ("v", self.v))}
+
+    def record(self, limit: int = 64) -> "SoftmaxState":
+        """The state itself: as it keeps everything, any number of tokens can be taken back."""
+        return self
+
+    def rollback(self, n: int) -> "SoftmaxState":
+        """The state before its last `n` tokens, pads counted."""
+        n_kept = self.k.shape[2] - n
+        if n < 0 or n_kept < 0:
+            raise InputError(f"cannot take back {n} tokens, {self.k.shape[2]} were read")
+        mask = None if self.mask is None else self.mask[:, :n_kept]
+        length = self.length - n if mask is None else mask.sum(dim=1)
+        return replace(
+            self, k=self.k[:, :, :n_kept], v=self.v[:, :, :n_kept], mask=mask, length=length
+        )
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    visible: Tensor | None,
+    dropout: float,
+) -> Tensor:
+    sees = None if key_mask is None else key_mask[:, None, None, :]
+    if visible is not None:
+        rows = visible if visible.ndim == 2 else visible.unsqueeze(0)
+        stairs = torch.arange(k.shape[2], device=k.device) < rows[:, None, :, None]
+        sees = stairs if sees is None else sees & stairs
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=sees, dropout_p=dropout)
+
+
+def _or_ones(mask: Tensor | None, k: Tensor) -> Tensor:
+    """The mask, or for None the one that hides none of the keys."""
+    return mask if mask is not None else k.new_ones(k.shape[0], k.shape[2], dtype=torch.bool)
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> None:
+    check_floating(q=q, k=k, v=v)
+    check_axes("b h t f", q=q, k=k, v=v)
+    check_same("b h * f", q=q, k=k)
+    check_same("b h t *", k=k, v=v)
+    check_key_mask(key_mask, k)

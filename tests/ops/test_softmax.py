@@ -1,0 +1,171 @@
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from leap.errors import InputError
+from leap.ops.softmax import SoftmaxState, causal_softmax_attention, softmax_attention
+from leap.ops.state import load_state
+
+LENGTH = 9
+
+
+def make_qkv(t=LENGTH, n=None, *, seed=0):
+    options = {"dtype": torch.double, "generator": torch.Generator().manual_seed(seed)}
+    shapes = [(2, 3, t, 4), (2, 3, n or t, 4), (2, 3, n or t, 5)]
+    return tuple(torch.randn(shape, **options).requires_grad_() for shape in shapes)
+
+
+def definition(q, k, v, sees):
+    """The formula, with `sees` true where query i sees key j; a query that sees none gets 0."""
+    weights = (q @ k.mT / math.sqrt(q.shape[-1])).exp() * sees
+    return weights @ v / weights.sum(-1, keepdim=True).clamp_min(1e-300)
+
+
+def assert_same_with_gradients(actual, expected, inputs):
+    assert_close(actual, expected)
+    upstream = torch.randn_like(expected)
+    assert_close(
+        torch.autograd.grad(actual, inputs, upstream, retain_graph=True),
+        torch.autograd.grad(expected, inputs, upstream, retain_graph=True),
+    )
+
+
+def causal_sight(t):
+    return torch.ones(t, t).tril()
+
+
+def test_agrees_with_the_definition():
+    qkv = make_qkv(5, 7)
+    assert_same_with_gradients(softmax_attention(*qkv), definition(*qkv, torch.ones(5, 7)), qkv)
+    qkv = make_qkv()
+    actual, _ = causal_softmax_attention(*qkv)
+    assert_same_with_gradients(actual, definition(*qkv, causal_sight(LENGTH)), qkv)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("cut", [0, 1, 4, LENGTH])
+def test_a_sequence_can_be_cut_anywhere(cut, masked):
+    qkv = make_qkv()
+    mask = torch.rand(2, LENGTH) < 0.7 if masked else None
+    whole, final = causal_softmax_attention(*qkv, key_mask=mask)
+    masks = (None, None) if mask is None else (mask[:, :cut], mask[:, cut:])
+    head, state = causal_softmax_attention(*(x[:, :, :cut] for x in qkv), key_mask=masks[0])
+    tail, resumed = causal_softmax_attention(
+        *(x[:, :, cut:] for x in qkv), state, key_mask=masks[1]
+    )
+    assert_same_with_gradients(torch.cat([head, tail], dim=2), whole, qkv)
+    assert_close(resumed.tensors(), final.tensors())
+
+
+def test_pads_anywhere_change_nothing_and_are_not_counted():
+    qkv = make_qkv()
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 1], [1, 0, 1, 1, 0, 0, 1, 0, 0]]).bool()
+    padded, state = causal_softmax_attention(*qkv, key_mask=mask)
+    for row in range(2):
+        alone, _ = causal_softmax_attention(*(x[row : row + 1, :, mask[row]] for x in qkv))
+        assert_same_with_gradients(padded[row : row + 1, :, mask[row]], alone, qkv)
+    assert state.length.tolist() == [7, 4]
+
+
+def test_a_query_that_sees_no_key_gets_zeros_and_finite_gradients():
+    qkv = make_qkv()
+    mask = torch.zeros(2, LENGTH, dtype=torch.bool)
+    for o in (
+        causal_softmax_attention(*qkv, key_mask=mask)[0],
+        softmax_attention(*qkv, key_mask=mask),
+        softmax_attention(*qkv, visible=torch.zeros(LENGTH, dtype=torch.long)),
+    ):
+        assert_close(o, torch.zeros_like(o))
+        assert all(g.isfinite().all() for g in torch.autograd.grad(o.sum(), qkv))
+
+
+def test_a_schedule_shows_the_first_keys():
+    qkv = make_qkv(4, 7)
+    visible = torch.tensor([[0, 2, 2, 7], [1, 3, 5, 6]])
+    sees = (torch.arange(7) < visible.unsqueeze(-1)).unsqueeze(1)
+    actual = softmax_attention(*qkv, visible=visible)
+    assert_same_with_gradients(actual, definition(*qkv, sees), qkv)
+    assert_close(softmax_attention(*qkv, visible=visible[0])[0], actual[0])
+
+
+def test_packed_sequences_are_as_if_alone():
+    lengths = [3, 1, 5, 0]
+    qkv = tuple(x[:1] for x in make_qkv())
+    bounds = torch.tensor([0, 3, 4, 9, 9])
+    packed, state = causal_softmax_attention(*qkv, cu_seqlens=bounds)
+    again, after = causal_softmax_attention(*qkv, state, cu_seqlens=bounds)
+    assert state.length.tolist() == lengths
+    for start, end in pairwise(bounds):
+        alone, past = causal_softmax_attention(*(x[:, :, start:end] for x in qkv))
+        assert_close(packed[:, :, start:end], alone)
+        if end > start:
+            twice, _ = causal_softmax_attention(*(x[:, :, start:end] for x in qkv), past)
+            assert_close(again[:, :, start:end], twice)
+    shorter = after.rollback(2)
+    assert_close(shorter.k[0, :, -1:], qkv[1][0, :, :1])
+    assert_close(shorter.k[2, :, -3:], qkv[1][0, :, 4:7])
+
+
+def test_the_last_tokens_can_be_taken_back():
+    qkv, (q, k, v) = make_qkv(), make_qkv(4, seed=1)
+    mask, pads = torch.rand(2, LENGTH) < 0.7, torch.tensor([[1, 0, 0, 1], [1, 1, 1, 1]]).bool()
+    _, state = causal_softmax_attention(*qkv, key_mask=mask)
+    for key_mask in (None, pads):
+        _, longer = causal_softmax_attention(q, k, v, state.record(), key_mask=key_mask)
+        assert_close(longer.rollback(4).tensors(), state.tensors())
+    with pytest.raises(InputError, match="cannot take back 14 tokens, 13 were read"):
+        longer.rollback(14)
+
+
+def test_states_of_two_halves_merge_into_that_of_the_whole():
+    qkv = make_qkv()
+    _, whole = causal_softmax_attention(*qkv)
+    _, first = causal_softmax_attention(*(x[:, :, :4] for x in qkv))
+    _, second = causal_softmax_attention(*(x[:, :, 4:] for x in qkv))
+    assert_close(first.merge(second).tensors(), whole.tensors())
+
+
+def test_a_state_is_saved_and_loaded(tmp_path):
+    _, state = causal_softmax_attention(*make_qkv())
+    state.save(tmp_path / "state")
+    loaded = load_state(tmp_path / "state")
+    assert isinstance(loaded, SoftmaxState)
+    assert_close(loaded.tensors(), state.tensors())
+
+
+@pytest.mark.parametrize("dtype", [torch.half, torch.bfloat16], ids=str)
+def test_half_precision_keeps_its_dtype(dtype):
+    qkv = tuple(x.to(dtype) for x in make_qkv())
+    o, state = causal_softmax_attention(*qkv)
+    step, _ = causal_softmax_attention(*(x[:, :, -1:] for x in qkv), state)
+    assert o.dtype == step.dtype == dtype
+    assert o.isfinite().all() and step.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda q, k, v: softmax_attention(q.long(), k, v), "q has dtype torch.int64"),
+        (lambda q, k, v: softmax_attention(q, k[..., :3], v), r"they differ in axis 3"),
+        (lambda q, k, v: softmax_attention(q, k, v[:, :, :4]), r"they differ in axis 2"),
+        (lambda q, k, v: softmax_attention(q[0], k, v), r"q is \[3, 9, 4\]; expected axes"),
+        (lambda q, k, v: softmax_attention(q, k, v, key_mask=torch.ones(2, 9)), "expected bool"),
+        (
+            lambda q, k, v: softmax_attention(q, k, v, visible=torch.arange(9) + 2),
+            r"visible runs from 2 to 10; with 9 keys",
+        ),
+        (
+            lambda q, k, v: causal_softmax_attention(
+                q, k, v, causal_softmax_attention(q[:1], k[:1], v[:1])[1]
+            ),
+            r"k is \[2, 3, 9, 4\] and the state was made by k \[1, 3, 9, 4\]",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("shapes_unchecked")
+def test_bad_input_is_named(call, message):
+    with pytest.raises(InputError, match=message):
+        call(*make_qkv())
