@@ -1,0 +1,27 @@
+"""Attention as torch modules: parameters around the functions of `leap.ops`.
+
+Every layer is called in one way, `layer(x, state=None) -> (y, state)`, see `leap.layers.attention`.
+"""
+
+from leap.layers.additive import FORMULATIONS, FastformerState, Focus, LeapAttention
+from leap.layers.attention import Attention
+from leap.layers.block import Block, FeedForward
+from leap.layers.fastformer import FastformerAttention
+from leap.layers.leapformer import LeapformerAttention
+from leap.layers.proportion import FixedProportion, LearnedProportion
+from leap.layers.softmax import SoftmaxAttention
+
+__all__ = [
+    "FORMULATIONS",
+    "Attention",
+    "Block",
+    "FastformerAttention",
+    "FastformerState",
+    "FeedForward",
+    "FixedProportion",
+    "Focus",
+    "LeapAttention",
+    "LeapformerAttention",
+    "LearnedProportion",
+    "SoftmaxAttention",
+]

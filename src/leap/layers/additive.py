@@ -1,0 +1,296 @@
+"""LEAP: each token has a focus, and receives the focus-weighted mean of those before it.
+
+    G(l, U)_i = sum_j exp(l_j) U_j / sum_j exp(l_j)        over i - window < j <= i
+
+One kernel, `leap.ops.additive_attention`, under five formulations, which differ in the focus l, in
+what is averaged, and in what becomes of the mean (tau = c / w; norm to mean 0 and variance 1):
+
+    additive     l = u . v / sqrt(w)              y = G(l, v)
+    leap-0.1     l = tau norm(q) . norm(k)        y = sigmoid(W x) G(l, v)                c = 5
+    leap-1.0     l = tau norm(f) . norm(k)        y = sigmoid(tau norm(q) . K) V          c = 10
+                 [K, V] = G(l, [norm(k), norm(v)])
+    leap-elu     exp(l) = elu(tau f . k) + 1      as leap-1.0 with no norms     tau = 1 / sqrt(w)
+    fastformer   Q = A(q, u_q), K = A(Q k, u_k), y = K v                                  c = 5
+                 A(x, u) = G(tau norm(x) . norm(u), norm(x))
+
+In none is a token matched against another: its focus is its own, the same for all that see it.
+That is why the cost is linear, and why the focus explains the attention.
+
+Where we leave the original (mtanghu/LEAP): norms divide by sqrt(var + 1e-6), not by the standard
+deviation plus 0 or 1e-5, which has no gradient at a constant vector; dropout falls on what comes
+out, not on logits, where it would lift weak tokens to average; means are exact, see the kernel.
+
+Axes: b batch, h heads, t tokens, d hidden size, w width of a head.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from leap.errors import ConfigError, InputError
+from leap.layers.attention import Attention, one_of
+from leap.ops.additive import FocusState, WindowState, additive_attention
+from leap.ops.state import Recurrent, State, accumulator, state
+
+NORM_EPS = 1e-6
+
+
+class Focus(NamedTuple):
+    """What a layer looked at: its explanation, in full."""
+
+    logits: Float[Tensor, "b h t"]
+    """Focus of each token; the weight of j at i is its softmax over what i sees."""
+    gate: Float[Tensor, "b h t"] | Float[Tensor, "b h t w"] | None = None
+    """How much of the mean each token takes, if there is a gate."""
+    query_logits: Float[Tensor, "b h t"] | None = None
+    """Fastformer's first focus, by which queries were averaged; `logits` weigh what they met."""
+
+
+@state
+class FastformerState(Recurrent):
+    """The past of causal Fastformer: of its mean of queries, and of its mean of keys."""
+
+    query: FocusState | WindowState
+    key: FocusState | WindowState
+
+    @classmethod
+    def of(
+        cls, query: FocusState | WindowState, key: FocusState | WindowState
+    ) -> "FastformerState":
+        """The two of them, which have read the same tokens."""
+        return cls(query, key, length=query.length.clone())  # files do not store a tensor twice
+
+    def record(self, limit: int = 64) -> "FastformerState":
+        """Start keeping tokens as they are read, so that the last `limit` can be taken back."""
+        return self.of(self.query.record(limit), self.key.record(limit))
+
+    def rollback(self, n: int) -> "FastformerState":
+        """The state before its last `n` tokens, pads counted, from the recorded trails."""
+        return self.of(self.query.rollback(n), self.key.rollback(n))
+
+    def merge(self, later: "FastformerState") -> "FastformerState":
+        """Not possible: keys of B, read alone, have not met the mean query of A."""
+        raise InputError(
+            "states of fastformer cannot be merged, as what B adds depends on A; "
+            "read B from the state after A"
+        )
+
+
+class LeapAttention(Attention):
+    """LEAP's causal attention, global or over a window, in one of the original's formulations.
+
+    Args:
+        hidden_size, n_head: width of all heads together, and their number.
+        window: how many tokens are seen, the token itself included; None for all.
+        formulation: "additive", "leap-0.1", "leap-1.0", "leap-elu" or "fastformer".
+        rescale: c, by default the formulation's; None for no norms, and tau = 1 / sqrt(w).
+        output_projection: mix the heads at the end, which the original does not.
+        bias: of the projections.
+        dropout: share of the attended values to drop.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        n_head: int,
+        *,
+        window: int | None = None,
+        formulation: str = "leap-1.0",
+        rescale: float | Literal["default"] | None = "default",
+        output_projection: bool = False,
+        bias: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(hidden_size, n_head)
+        if window is not None and window < 1:
+            raise ConfigError(
+                f"window={window} shows nothing; give 1 (a token sees itself) or more, "
+                "or None for all"
+            )
+        self.window = window
+        self.formulation = FORMULATIONS[one_of("formulation", formulation, list(FORMULATIONS))]
+        self.rescale = self.formulation.rescale if rescale == "default" else rescale
+        if self.rescale is not None:
+            if self.formulation.rescale is None:
+                raise ConfigError(f"formulation={formulation!r} has no norms to rescale; drop it")
+            if self.rescale <= 0 or self.head_width == 1:
+                raise ConfigError(
+                    f"rescale={self.rescale} for heads of width {self.head_width} cannot work; "
+                    "it takes a positive number, and a width of 2 or more to normalise"
+                )
+        w = self.head_width
+        self.tau = 1 / math.sqrt(w) if self.rescale is None else self.rescale / w
+        for name in self.formulation.projections:
+            self.add_module(f"{name}_proj", nn.Linear(hidden_size, hidden_size, bias=bias))
+        for name in self.formulation.vectors:
+            self.register_parameter(name, nn.Parameter(torch.empty(n_head, self.head_width)))
+        self.o_proj = nn.Linear(hidden_size, hidden_size, bias=bias) if output_projection else None
+        self.dropout = dropout
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Begin with small score vectors; projections begin as they always do."""
+        for name in self.formulation.vectors:
+            nn.init.normal_(self.get_parameter(name), std=0.02)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d"],
+        state: State | None = None,
+        *,
+        key_mask: Bool[Tensor, "b t"] | None = None,
+        positions: Int[Tensor, "b t"] | None = None,
+        cu_seqlens: Int[Tensor, " n"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d"], Recurrent]:
+        """Attend, as `Attention.forward` says. A window is all that is known of positions."""
+        y, after, _ = self._attend(x, state, key_mask, cu_seqlens)
+        y = F.dropout(self.join(y).to(x.dtype), self.dropout, self.training)
+        return y if self.o_proj is None else self.o_proj(y), after
+
+    def focus(
+        self,
+        x: Float[Tensor, "b t d"],
+        state: State | None = None,
+        *,
+        key_mask: Bool[Tensor, "b t"] | None = None,
+        cu_seqlens: Int[Tensor, " n"] | None = None,
+    ) -> Focus:
+        """What `forward` looks at, given the same."""
+        return self._attend(x, state, key_mask, cu_seqlens)[2]
+
+    def _attend(
+        self, x: Tensor, state: State | None, key_mask: Tensor | None, cu_seqlens: Tensor | None
+    ) -> "Attended":
+        self.check_tokens(x, key_mask)
+        past = self.check_state(state, self.formulation.state_kind(self.window), x, cu_seqlens)
+        mean = partial(
+            additive_attention, window=self.window, key_mask=key_mask, cu_seqlens=cu_seqlens
+        )
+        return self.formulation.attend(self, x, past, mean)
+
+    def heads(self, x: Float[Tensor, "b t d"], name: str) -> Float[Tensor, "b h t w"]:
+        """One of the projections of x."""
+        return self.split(self.get_submodule(f"{name}_proj")(x))
+
+    def vector(self, name: str) -> Float[Tensor, "1 h 1 w"]:
+        """A learned score vector for each head."""
+        return self.get_parameter(name)[None, :, None]
+
+    def norm(self, x: Float[Tensor, "*axes w"]) -> Float[Tensor, "*axes w"]:
+        """Mean 0 and variance 1 over the width of a head; x itself in a layer without norms.
+
+        The variance is the unbiased one, so norm(x) . norm(x) = w - 1.
+        """
+        x = x.to(accumulator(x))
+        if self.rescale is None:
+            return x
+        x = x - x.mean(dim=-1, keepdim=True)
+        variance = x.square().sum(dim=-1, keepdim=True) / (self.head_width - 1)
+        return x * (variance + NORM_EPS).rsqrt()
+
+    def match(
+        self, x: Float[Tensor, "*axes w"], y: Float[Tensor, "*#axes w"]
+    ) -> Float[Tensor, "*axes"]:
+        """tau x . y."""
+        return self.tau * (x * y).sum(dim=-1)
+
+
+Attended = tuple[Tensor, Recurrent, Focus]
+Mean = Callable[..., tuple[Tensor, Any]]
+
+
+def additive(layer: LeapAttention, x: Tensor, past: Any, mean: Mean) -> Attended:
+    """The README's equations 1 to 15, on projected tokens so that each head has its own view."""
+    v = layer.heads(x, "v")
+    logits = layer.match(v, layer.vector("u"))
+    y, after = mean(logits, v, past)
+    return y, after, Focus(logits)
+
+
+def leap_0_1(layer: LeapAttention, x: Tensor, past: Any, mean: Mean) -> Attended:
+    """Version 0.1.1: a token's own query and key make its focus, and a gate every feature."""
+    q, k, v = (layer.heads(x, name) for name in "qkv")
+    logits = layer.match(layer.norm(q), layer.norm(k))
+    y, after = mean(logits, v, past)
+    gate = layer.heads(x, "g").sigmoid()
+    return gate * y, after, Focus(logits, gate)
+
+
+def leap_1_0(
+    layer: LeapAttention,
+    x: Tensor,
+    past: Any,
+    mean: Mean,
+    log_weight: Callable[[Tensor], Tensor] = lambda logits: logits,
+) -> Attended:
+    """Version 1.0.1: the mean key, held against the query, says how much of the mean value."""
+    q, f, k, v = (layer.norm(layer.heads(x, name)) for name in "qfkv")
+    logits = log_weight(layer.match(f, k))
+    means, after = mean(logits, torch.cat([k, v], dim=-1).to(x.dtype), past)
+    mean_k, mean_v = means.chunk(2, dim=-1)
+    gate = layer.match(q, mean_k).sigmoid()
+    return gate.unsqueeze(-1) * mean_v, after, Focus(logits, gate)
+
+
+def log_elu_plus_one(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
+    """log(elu(x) + 1): x below 0, log(1 + x) above."""
+    return x.clamp(max=0) + F.relu(x).log1p()
+
+
+def fastformer(layer: LeapAttention, x: Tensor, past: Any, mean: Mean) -> Attended:
+    """Causal Fastformer: keys meet the mean query so far, values the mean of what comes of it."""
+    query, key = (None, None) if past is None else (past.query, past.key)
+    q, k, v = (layer.heads(x, name) for name in "qkv")
+    mean_q, query, query_logits = mean_by_vector(layer, q, "q_focus", query, mean)
+    met = F.dropout(mean_q, layer.dropout, layer.training) * k
+    mean_k, key, logits = mean_by_vector(layer, met, "k_focus", key, mean)
+    return mean_k * v, FastformerState.of(query, key), Focus(logits, query_logits=query_logits)
+
+
+def mean_by_vector(
+    layer: LeapAttention, x: Tensor, vector: str, past: Any, mean: Mean
+) -> tuple[Tensor, Any, Tensor]:
+    """A(x, u): the mean of norm(x), its focus the match with a learned vector; state and focus."""
+    x = layer.norm(x)
+    logits = layer.match(x, layer.norm(layer.vector(vector)))
+    y, after = mean(logits, x, past)
+    return y, after, logits
+
+
+@dataclass(frozen=True)
+class Formulation:
+    """One way to make a layer of the kernel."""
+
+    attend: Callable[[LeapAttention, Tensor, Any, Mean], Attended]
+    projections: str
+    """First letters of the projections of x that it needs."""
+    vectors: tuple[str, ...] = ()
+    """Learned score vectors that it needs."""
+    rescale: float | None = None
+    """c, if it has norms."""
+    nests: bool = False
+    """Whether it averages twice, and so keeps two states."""
+
+    def state_kind(self, window: int | None) -> type[Recurrent]:
+        """What a layer of this formulation keeps of the past."""
+        if self.nests:
+            return FastformerState
+        return FocusState if window is None else WindowState
+
+
+FORMULATIONS: dict[str, Formulation] = {
+    "additive": Formulation(additive, "v", vectors=("u",)),
+    "leap-0.1": Formulation(leap_0_1, "qkvg", rescale=5.0),
+    "leap-1.0": Formulation(leap_1_0, "qfkv", rescale=10.0),
+    "leap-elu": Formulation(partial(leap_1_0, log_weight=log_elu_plus_one), "qfkv"),
+    "fastformer": Formulation(
+        fastformer, "qkv", vectors=("q_focus", "k_focus"), rescale=5.0, nests=True
+    ),
+}

@@ -1,0 +1,340 @@
+"""What attention layers share: heads, positions, states, and the forms of dot-product attention.
+
+Every layer is called in one way, whatever it keeps of the past:
+
+    y, state = layer(x)                whole sequences [b, t, hidden_size], from the start
+    y, state = layer(x, state)         some tokens more
+    y, state = layer.step(x, state)    one token more, [b, hidden_size]
+
+and the numbers are the same however a sequence is cut. Only the attention itself is in a layer:
+norms, the residual and the feed-forward are the block's.
+
+Axes: b batch, t tokens, s source tokens, d hidden size (all heads), h heads.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from leap.errors import ConfigError, InputError
+from leap.ops.checks import check_floating, check_key_mask, shape
+from leap.ops.packing import check_cu_seqlens, run_packed
+from leap.ops.state import Recurrent, State
+
+Form = Literal["causal", "bidirectional", "cross"]
+R = TypeVar("R", bound=Recurrent)
+
+
+class Attention(nn.Module):
+    """Base of all attention layers."""
+
+    def __init__(self, hidden_size: int, n_head: int) -> None:
+        super().__init__()
+        if n_head < 1 or hidden_size < 1:
+            raise ConfigError(f"hidden_size={hidden_size} and n_head={n_head} must be 1 or more")
+        if hidden_size % n_head:
+            below = hidden_size // n_head * n_head
+            nearest = f"{below} and {below + n_head}" if below else f"{n_head}"
+            raise ConfigError(
+                f"hidden_size={hidden_size} does not divide into n_head={n_head} heads; "
+                f"the nearest sizes that do are {nearest}"
+            )
+        self.hidden_size = hidden_size
+        self.n_head = n_head
+        self.head_width = hidden_size // n_head
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d"],
+        state: State | None = None,
+        *,
+        key_mask: Bool[Tensor, "b t"] | None = None,
+        positions: Int[Tensor, "b t"] | None = None,
+        cu_seqlens: Int[Tensor, " n"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d"], State | None]:
+        """Attend.
+
+        Args:
+            x: tokens.
+            state: what an earlier call returned, to go on from; None at the start.
+            key_mask: true at real tokens. Pads may stand anywhere; what comes out at them is
+                finite, and of no meaning.
+            positions: of the tokens, for layers that look at them. By default real tokens are
+                counted, from what the state has read.
+            cu_seqlens: where sequences packed into one row begin, and where the last one ends.
+                States have a row for each.
+
+        Returns:
+            The attended tokens, and the state after the last one.
+        """
+        raise NotImplementedError
+
+    def step(
+        self, x: Float[Tensor, "b d"], state: State | None, **inputs: Any
+    ) -> tuple[Float[Tensor, "b d"], State | None]:
+        """Attend from one token for each row: `forward`, less the axis of tokens."""
+        y, state = self(x.unsqueeze(1), state, **inputs)
+        return y.squeeze(1), state
+
+    def split(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b h t w"]:
+        """Each head's share of the width."""
+        return x.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
+
+    def join(self, x: Float[Tensor, "b h t w"]) -> Float[Tensor, "b t d"]:
+        """The heads side by side again."""
+        return x.transpose(1, 2).flatten(-2)
+
+    def check_tokens(self, x: Tensor, key_mask: Tensor | None = None, *, name: str = "x") -> None:
+        """Tokens must be of this layer's width, and a mask must say of each whether it is real."""
+        check_floating(**{name: x})
+        if x.ndim != 3 or x.shape[-1] != self.hidden_size:
+            raise InputError(f"{name} is {shape(x)}; expected [batch, tokens, {self.hidden_size}]")
+        check_key_mask(key_mask, x.unsqueeze(1), name)
+
+    def check_state(
+        self, state: State | None, kind: type[R], x: Tensor, cu_seqlens: Tensor | None = None
+    ) -> R | None:
+        """The state, if it is one that this layer could have returned for as many sequences."""
+        if state is None:
+            return None
+        if not isinstance(state, kind):
+            raise InputError(
+                f"{type(self).__name__} goes on from a {kind.__name__}, not from a "
+                f"{type(state).__name__}; give what this layer returned, or None to begin"
+            )
+        n_rows, n_sequences = len(state.length), len(x if cu_seqlens is None else cu_seqlens[1:])
+        if n_rows != n_sequences:
+            raise InputError(
+                f"the state has {n_rows} rows and x {shape(x)} holds {n_sequences} sequences; "
+                "pick rows by state.select, or begin with None"
+            )
+        return state
+
+
+class DotProductAttention(Attention):
+    """Attention of queries to keys and values, in one of three forms.
+
+    causal          each token sees itself and those before it
+    bidirectional   each token sees all that were read, those of the same call included
+    cross           tokens see a source, not each other
+
+    The last two differ only in what is read: x itself, or a source that is given. So a call with
+    a state reads on, and attends to everything read so far: a source may arrive in pieces, and a
+    bidirectional encoder that is fed in chunks is chunk-causal. The same numbers come from one
+    call with `visible`, the number of tokens that each query may see.
+    """
+
+    state_kind: type[Recurrent]
+    """What such a layer keeps of what it has read."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        n_head: int,
+        *,
+        form: Form,
+        rotary: bool,
+        value_width: int | None,
+        bias: bool,
+        dropout: float,
+    ) -> None:
+        super().__init__(hidden_size, n_head)
+        self.form = one_of("form", form, get_args(Form))
+        if rotary and self.head_width % 2:
+            raise ConfigError(
+                f"rotary turns pairs, and heads of hidden_size={hidden_size} / n_head={n_head} = "
+                f"{self.head_width} features do not pair up; choose an even number"
+            )
+        self.rotary = self.looks_at_positions = rotary
+        self.value_width = self.head_width if value_width is None else value_width
+        self.q_proj = nn.Linear(hidden_size, hidden_size, bias=bias)
+        self.k_proj = nn.Linear(hidden_size, hidden_size, bias=bias)
+        self.v_proj = nn.Linear(hidden_size, n_head * self.value_width, bias=bias)
+        self.o_proj = nn.Linear(n_head * self.value_width, hidden_size, bias=bias)
+        self.dropout = dropout
+
+    def attend_causally(
+        self,
+        x: Float[Tensor, "b t d"],
+        past: Any,
+        *,
+        key_mask: Bool[Tensor, "b t"] | None,
+        positions: Int[Tensor, "b t"] | None,
+        cu_seqlens: Int[Tensor, " n"] | None,
+    ) -> tuple[Float[Tensor, "b h t v"], Recurrent]:
+        """Read x, each token attending to itself and the past."""
+        raise NotImplementedError
+
+    def attend_to(
+        self,
+        x: Float[Tensor, "b t d"],
+        source: Float[Tensor, "b s d"] | None,
+        past: Any,
+        *,
+        visible: Int[Tensor, " t"] | Int[Tensor, "b t"] | None,
+        key_mask: Bool[Tensor, "b s"] | None,
+        positions: Int[Tensor, "b t"] | None,
+        source_positions: Int[Tensor, "b s"] | None,
+    ) -> tuple[Float[Tensor, "b h t v"], Recurrent]:
+        """Read the source, then let each token of x attend to everything read."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d"],
+        state: State | None = None,
+        *,
+        source: Float[Tensor, "b s d"] | None = None,
+        visible: Int[Tensor, " t"] | Int[Tensor, "b t"] | None = None,
+        key_mask: Bool[Tensor, "b _"] | None = None,
+        positions: Int[Tensor, "b t"] | None = None,
+        cu_seqlens: Int[Tensor, " n"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d"], Recurrent]:
+        """Attend, as `Attention.forward` says, and further:
+
+        Args:
+            source: tokens to read and attend to, in the cross form. Without any, x attends to
+                what the state has read; x of no tokens only reads.
+            visible: how many of the tokens read, pads counted, each of x may see, in the
+                bidirectional and cross forms: a schedule, or the ends of chunks.
+            key_mask: true at the real tokens of x, or in the cross form of the source.
+        """
+        read = source if self.form == "cross" else x
+        self._check_form(state, source, visible, cu_seqlens)
+        self.check_tokens(x)
+        if read is not None:
+            self.check_tokens(read, key_mask, name="source" if self.form == "cross" else "x")
+        past = self.check_state(state, self.state_kind, x, cu_seqlens)
+        if cu_seqlens is not None and self.form == "bidirectional":
+            return attend_packed(self, x, past, cu_seqlens, key_mask, positions)
+
+        at, read_at = self._positions(x, source, past, key_mask, positions, cu_seqlens)
+        if self.form == "causal":
+            o, after = self.attend_causally(
+                x, past, key_mask=key_mask, positions=at, cu_seqlens=cu_seqlens
+            )
+        else:
+            o, after = self.attend_to(
+                x,
+                read,
+                past,
+                visible=visible,
+                key_mask=key_mask,
+                positions=at,
+                source_positions=read_at,
+            )
+        return self.o_proj(self.join(o)), after
+
+    def _check_form(
+        self,
+        state: State | None,
+        source: Tensor | None,
+        visible: Tensor | None,
+        cu_seqlens: Tensor | None,
+    ) -> None:
+        if source is not None and self.form != "cross":
+            raise InputError(f"a source is for form='cross'; this layer has form={self.form!r}")
+        if self.form == "cross" and source is None and state is None:
+            raise InputError("nothing to attend to: give a source, or a state that has read one")
+        if visible is not None and self.form == "causal":
+            raise InputError(
+                "visible is for form='bidirectional' and 'cross'; in form='causal' "
+                "each token sees itself and those before it"
+            )
+        if visible is not None and state is not None:
+            raise InputError(
+                "visible counts the tokens of one whole call and does not go with a state; "
+                "without visible, x sees all that was read so far"
+            )
+        if cu_seqlens is not None and (self.form == "cross" or visible is not None):
+            raise InputError("cu_seqlens does not go with a source or visible; pad instead")
+
+    def _positions(
+        self,
+        x: Tensor,
+        source: Tensor | None,
+        past: Recurrent | None,
+        key_mask: Tensor | None,
+        positions: Tensor | None,
+        cu_seqlens: Tensor | None,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Positions of x and of what is read, for layers that look at them."""
+        if positions is not None and positions.shape != x.shape[:2]:
+            raise InputError(
+                f"positions are {shape(positions)}; for x {shape(x)} expected {list(x.shape[:2])}"
+            )
+        if not self.looks_at_positions:
+            return None, None
+        if self.form != "cross":
+            if positions is None:
+                positions = token_positions(x, past, key_mask, cu_seqlens)
+            return positions, positions
+        if positions is None:
+            if past is not None and x.shape[1]:
+                raise InputError(
+                    "give positions: the state knows how much of the source was read, "
+                    "not how many queries came before x"
+                )
+            positions = token_positions(x)
+        return positions, None if source is None else token_positions(source, past, key_mask)
+
+
+def attend_packed(
+    layer: Callable[..., tuple[Tensor, Any]],
+    x: Float[Tensor, "1 t d"],
+    past: Recurrent | None,
+    cu_seqlens: Int[Tensor, " n"],
+    key_mask: Bool[Tensor, "1 t"] | None,
+    positions: Int[Tensor, "1 t"] | None,
+) -> tuple[Float[Tensor, "1 t d"], Recurrent]:
+    """What a layer makes of packed sequences, from what it makes of padded ones."""
+
+    # Ops have an axis of heads, which layers do not.
+    def op(
+        x: Tensor, state: Recurrent | None, key_mask: Tensor, positions: Tensor | None = None
+    ) -> tuple[Tensor, Recurrent]:
+        positions = None if positions is None else positions.squeeze(1)
+        y, after = layer(x.squeeze(1), state, key_mask=key_mask, positions=positions)
+        return y.unsqueeze(1), after
+
+    tokens = {
+        "x": x.unsqueeze(1),
+        "positions": None if positions is None else positions.unsqueeze(1),
+    }
+    y, after = run_packed(op, cu_seqlens, tokens, past, key_mask)
+    return y.squeeze(1), after
+
+
+def token_positions(
+    x: Float[Tensor, "b t d"],
+    past: Recurrent | None = None,
+    key_mask: Bool[Tensor, "b t"] | None = None,
+    cu_seqlens: Int[Tensor, " n"] | None = None,
+) -> Int[Tensor, "b t"]:
+    """How many real tokens of its sequence come before each, those of the past included.
+
+    A pad has the position of the real token before it, as far as there is one.
+    """
+    real = x.new_ones(x.shape[:2], dtype=torch.long) if key_mask is None else key_mask.long()
+    count = real.cumsum(dim=1)
+    if cu_seqlens is None:
+        if past is not None:
+            count = count + past.length.unsqueeze(1)
+    else:
+        check_cu_seqlens(cu_seqlens, x.unsqueeze(1))
+        starts, order = cu_seqlens.long(), torch.arange(x.shape[1], device=x.device)
+        sequence = torch.bucketize(order, starts[1:], right=True)
+        count = count - (count - real)[:, starts[sequence]]
+        if past is not None:
+            count = count + past.length[sequence]
+    return (count - 1).clamp_min(0)
+
+
+def one_of(name: str, given: str, known: Sequence[str]) -> Any:
+    """The given choice, if it is a known one."""
+    if given not in known:
+        raise ConfigError(f"{name}={given!r} is not known; there are {', '.join(known)}")
+    return given

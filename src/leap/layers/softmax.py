@@ -1,0 +1,97 @@
+"""Softmax attention as a layer: the quadratic baseline, called like the linear ones.
+
+    o_i = sum_j softmax_j(q_i . k_j / sqrt(w)) v_j
+
+Axes: b batch, h heads, t tokens, s source tokens, d hidden size, v width of a head's values.
+"""
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from leap.layers.attention import DotProductAttention, Form
+from leap.ops.features import rotary
+from leap.ops.softmax import SoftmaxState, causal_softmax_attention
+
+
+class SoftmaxAttention(DotProductAttention):
+    """Attention over `scaled_dot_product_attention`, with a state that grows by every token.
+
+    Args:
+        hidden_size, n_head: width of all heads together, and their number.
+        form: "causal", "bidirectional" or "cross", see `DotProductAttention`.
+        rotary: turn queries and keys by their positions.
+        value_width: width of a head's values, by default that of its queries.
+        bias: of the projections.
+        dropout: share of the scores to drop.
+    """
+
+    state_kind = SoftmaxState
+
+    def __init__(
+        self,
+        hidden_size: int,
+        n_head: int,
+        *,
+        form: Form = "causal",
+        rotary: bool = False,
+        value_width: int | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(
+            hidden_size,
+            n_head,
+            form=form,
+            rotary=rotary,
+            value_width=value_width,
+            bias=bias,
+            dropout=dropout,
+        )
+
+    def attend_causally(
+        self,
+        x: Float[Tensor, "b t d"],
+        past: SoftmaxState | None,
+        *,
+        key_mask: Bool[Tensor, "b t"] | None,
+        positions: Int[Tensor, "b t"] | None,
+        cu_seqlens: Int[Tensor, " n"] | None,
+    ) -> tuple[Float[Tensor, "b h t v"], SoftmaxState]:
+        """Read x, each token attending to itself and the past."""
+        q = self._placed(self.q_proj(x), positions)
+        k = self._placed(self.k_proj(x), positions)
+        v = self.split(self.v_proj(x))
+        return causal_softmax_attention(
+            q, k, v, past, key_mask=key_mask, cu_seqlens=cu_seqlens, dropout=self._dropout
+        )
+
+    def attend_to(
+        self,
+        x: Float[Tensor, "b t d"],
+        source: Float[Tensor, "b s d"] | None,
+        past: SoftmaxState | None,
+        *,
+        visible: Int[Tensor, " t"] | Int[Tensor, "b t"] | None,
+        key_mask: Bool[Tensor, "b s"] | None,
+        positions: Int[Tensor, "b t"] | None,
+        source_positions: Int[Tensor, "b s"] | None,
+    ) -> tuple[Float[Tensor, "b h t v"], SoftmaxState]:
+        """Read the source, then let each token of x attend to everything read."""
+        after = past
+        if source is not None:
+            k = self._placed(self.k_proj(source), source_positions)
+            v = self.split(self.v_proj(source))
+            after = SoftmaxState.empty(k, v) if past is None else past
+            after = after.advance(k=k, v=v, key_mask=key_mask)
+        assert after is not None  # or there was nothing to attend to
+        q = self._placed(self.q_proj(x), positions)
+        return after.attend(q, visible=visible, dropout=self._dropout), after
+
+    @property
+    def _dropout(self) -> float:
+        return self.dropout if self.training else 0.0
+
+    def _placed(self, x: Tensor, positions: Tensor | None) -> Tensor:
+        """The heads of x, turned by position if this layer looks at positions."""
+        x = self.split(x)
+        return x if positions is None else rotary(x, positions)

@@ -1,0 +1,58 @@
+import math
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from leap.layers import SoftmaxAttention
+from leap.ops.features import rotary
+
+LENGTH = 7
+
+
+def build(**options):
+    return SoftmaxAttention(12, 3, **options).double()
+
+
+def definition(layer, x, source, sees, placed=lambda x: x):
+    q, k, v = layer.q_proj(x), layer.k_proj(source), layer.v_proj(source)
+    q, k, v = (y.unflatten(-1, (3, -1)).transpose(1, 2) for y in (q, k, v))
+    scores = placed(q) @ placed(k).mT / math.sqrt(q.shape[-1])
+    weights = scores.masked_fill(sees == 0, -math.inf).softmax(-1)
+    return layer.o_proj((weights @ v).transpose(1, 2).flatten(-2))
+
+
+@pytest.mark.parametrize("turn", [False, True])
+def test_causal_attention_is_the_definition(turn, make_tokens, assert_same):
+    layer, x = build(rotary=turn, value_width=5), make_tokens(LENGTH)
+    sees = torch.ones(LENGTH, LENGTH).tril()
+    expected = definition(layer, x, x, sees, rotary if turn else lambda x: x)
+    assert_same(layer(x)[0], expected, layer, x)
+
+
+def test_cross_attention_is_the_definition_whole_and_in_pieces(make_tokens, assert_same):
+    layer, x, source = build(form="cross"), make_tokens(3), make_tokens(LENGTH, seed=1)
+    visible = torch.tensor([2, 5, 7])
+    sees = torch.arange(LENGTH) < visible.unsqueeze(-1)
+    expected = definition(layer, x, source, sees)
+    assert_same(layer(x, source=source, visible=visible)[0], expected, layer, x, source)
+
+    _, state = layer(x[:, :0], source=source[:, :2])
+    y0, state = layer.step(x[:, 0], state)
+    y1, state = layer.step(x[:, 1], state, source=source[:, 2:5])
+    y2, state = layer.step(x[:, 2], state, source=source[:, 5:])
+    assert_same(torch.stack([y0, y1, y2], dim=1), expected, layer, x, source)
+
+
+def test_positions_may_be_given(make_tokens):
+    layer, x = build(rotary=True), make_tokens(LENGTH)
+    at = torch.arange(100, 100 + LENGTH).expand(2, LENGTH)
+    assert_close(layer(x, positions=at)[0], layer(x)[0])  # only differences count
+    spread = layer(x, positions=3 * at)[0]
+    assert not torch.allclose(spread, layer(x)[0])
+
+
+def test_dropout_falls_on_scores_in_training_alone(make_tokens):
+    layer, x = build(dropout=0.5), make_tokens(LENGTH)
+    assert not torch.equal(layer(x)[0], layer(x)[0])
+    assert torch.equal(layer.eval()(x)[0], layer(x)[0])
