@@ -1,0 +1,189 @@
+"""The states of a model's layers as a Hugging Face cache, of constant size for linear attention.
+
+`generate()` reorders it for beams, repeats it for several continuations, and crops it when a
+draft is rejected: all of them things that a `leap.ops.State` can do.
+"""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import SequenceKey, register_pytree_node
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from leap.errors import FileError, InputError
+from leap.ops.state import State, load_states, save_states, state
+
+ROLLBACK_LIMIT = 128
+"""How many of the last tokens a recorded cache can take back: more than assistants draft."""
+
+
+class StateLayer(CacheLayerMixin):
+    """What one layer keeps of the past."""
+
+    is_compileable = True
+    is_croppable = True
+    supports_early_init = False
+    is_sliding = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state: State | None = None
+        # Pads counted, as `generate` does. A tensor, as a compiled step must not depend on it.
+        self.n_tokens = torch.zeros((), dtype=torch.long)
+        self.record_past = False
+
+    def put(self, state: State | None, n_tokens: int | Tensor) -> None:
+        """Keep the state after `n_tokens` more tokens."""
+        self.state = state
+        self.n_tokens = self.n_tokens + n_tokens
+        self.is_initialized = True
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of the state; -1 before there are any."""
+        return -1 if self.state is None else len(next(iter(self.state.tensors().values())))
+
+    def get_seq_length(self) -> int:
+        """Tokens read so far, pads counted."""
+        return int(self.n_tokens)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Length and offset of what a mask covers: all that was read, and the query itself."""
+        return int(self.n_tokens) + query_length, 0
+
+    def get_max_length(self) -> int:
+        """-1, for no limit."""
+        return -1
+
+    def activate_past_recording(self) -> None:
+        """From now on, keep what is needed to take tokens back."""
+        self.record_past = True
+        if self.state is not None:
+            self.state = self.state.record(ROLLBACK_LIMIT)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take the last tokens back, so many as the negative number says."""
+        if tokens_to_remove > 0:
+            raise InputError(
+                f"crop({tokens_to_remove}): say how many tokens to take back by a negative number"
+            )
+        if tokens_to_remove < 0:
+            self._change(lambda state: state.rollback(-tokens_to_remove))
+            self.n_tokens = self.n_tokens + tokens_to_remove
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.__init__()  # type: ignore[misc]
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Give each beam the past of the one it continues."""
+        self._change(lambda state: state.select(beam_idx))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep some of the rows."""
+        self._change(lambda state: state.select(indices))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each row where it stands."""
+        self._change(lambda state: state.repeat(repeats))
+
+    def offload(self) -> None:
+        """Move the state to the CPU."""
+        if self.state is not None:
+            self.device = next(iter(self.state.tensors().values())).device
+            self.state = self.state.to("cpu")
+
+    def prefetch(self) -> None:
+        """Move the state back to its device."""
+        if self.state is not None:
+            self.state = self.state.to(self.device)
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Not how states begin."""
+        raise InputError("a StateLayer begins with the first call of its model")
+
+    def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Not how states go on."""
+        raise InputError("a StateLayer holds a state, not keys and values: see put")
+
+    def _change(self, change: Callable[[State], State]) -> None:
+        if self.state is not None:
+            self.state = change(self.state)
+
+
+class StateCache(Cache):
+    """The states of all layers of a model.
+
+    Args:
+        n_layer: how many.
+    """
+
+    layers: list[StateLayer]  # type: ignore[assignment]  # A list of one kind of layer.
+
+    def __init__(self, n_layer: int) -> None:
+        super().__init__(layers=[StateLayer() for _ in range(n_layer)])
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory that the states take."""
+        return sum(0 if layer.state is None else layer.state.n_bytes for layer in self.layers)
+
+    def save(self, path: str | Path) -> None:
+        """Write all states to one safetensors file, a few kilobytes for a text of any length."""
+        states: dict[str, State] = {
+            str(i): layer.state for i, layer in enumerate(self.layers) if layer.state is not None
+        }
+        if len(states) < len(self.layers):
+            raise InputError("this cache has read nothing yet; there is no state to save")
+        progress = Progress(n_tokens=self.layers[0].n_tokens)
+        save_states(path, states | {"progress": progress})
+
+    @classmethod
+    def load(cls, path: str | Path, device: torch.device | str = "cpu") -> "StateCache":
+        """Read the states that `save` wrote."""
+        states = load_states(path, device)
+        progress = states.pop("progress", None)
+        if not isinstance(progress, Progress) or sorted(states) != sorted(
+            map(str, range(len(states)))
+        ):
+            raise FileError(f"{path} holds states, but not those of a model's layers")
+        cache = cls(len(states))
+        for i, layer in enumerate(cache.layers):
+            layer.put(states[str(i)], progress.n_tokens.cpu())
+        return cache
+
+
+@state
+class Progress(State):
+    """How far a saved cache had read, pads counted."""
+
+    n_tokens: Tensor
+
+
+def _flatten(cache: StateCache) -> tuple[list[Any], int]:
+    return [x for layer in cache.layers for x in (layer.state, layer.n_tokens)], len(cache.layers)
+
+
+def _flatten_with_keys(cache: StateCache) -> tuple[list[tuple[Any, Any]], int]:
+    values, n_layer = _flatten(cache)
+    return [(SequenceKey(i), value) for i, value in enumerate(values)], n_layer
+
+
+def _unflatten(values: Iterable[Any], n_layer: int) -> StateCache:
+    cache, values = StateCache(n_layer), list(values)
+    for layer, state, n_tokens in zip(cache.layers, values[::2], values[1::2], strict=True):
+        layer.put(state, n_tokens)
+    return cache
+
+
+# `torch.export` takes a cache apart into tensors and puts it together again.
+register_pytree_node(
+    StateCache,
+    _flatten,
+    _unflatten,
+    flatten_with_keys_fn=_flatten_with_keys,
+    serialized_type_name="leap.StateCache",
+)

@@ -1,0 +1,239 @@
+"""Configurations: checked when they are made, and the one list of mechanisms models can have.
+
+`LeapformerConfig` describes any decoder of this package. `LeapConfig` is the same with the names
+and defaults of the original LEAP.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+from leap.errors import ConfigError
+from leap.layers import Attention, LeapAttention, LeapformerAttention, SoftmaxAttention
+from leap.layers.additive import FORMULATIONS
+from leap.ops.features import FEATURES
+
+PositionEmbedding = Literal["learned", "sinusoidal", "rotary", "alibi", "none"]
+
+
+@strict
+class LeapformerConfig(PreTrainedConfig):
+    """A pre-norm decoder with any causal attention.
+
+    Args:
+        vocab_size: number of tokens.
+        hidden_size: width of the residual stream.
+        n_positions: learned positions; a sequence cannot be longer. Without learned positions it
+            is what models are trained at, and no limit.
+        n_layer, n_heads: layers, and heads in each (`n_head` means the same).
+        intermediate_size: width of the feed-forward layers; 4 hidden_size by default.
+        attention: name of the mechanism in `ATTENTIONS`, or one name a layer for a hybrid.
+        layer_types: the same in Hugging Face's words: "linear_attention" for `attention`,
+            "full_attention" for softmax, "sliding_attention" for LEAP over the layer's window.
+        window_sizes: window of each LEAP layer; None, for one or for all, sees everything.
+        position_embedding: "learned"; "sinusoidal"; "rotary"; "alibi", by which heads fade what
+            is far, each at a rate of its own; or "none".
+        feature: feature map of linear attentions, in `leap.ops.features.FEATURES`.
+        proportion_hidden, proportion_step_down, proportion_per_head, proportion_bins,
+            normaliser, gate, attention_eps: see `LeapformerAttention`.
+        formulation, rescale: see `LeapAttention`.
+        attention_bias: whether projections of attentions have a bias.
+        hidden_dropout_prob: after embeddings, attentions and feed-forward layers.
+        loss_without_logits: with labels, return the loss alone, computed a few tokens at a time.
+        adaptive_cutoffs: sizes at which the vocabulary is cut into clusters of rarer and rarer
+            tokens with narrower and narrower embeddings (adaptive input and softmax).
+        adaptive_factor: by how much each cluster is narrower than the one before.
+    """
+
+    model_type = "leapformer"
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
+    attribute_map = {  # noqa: RUF012
+        "n_head": "n_heads",
+        "num_attention_heads": "n_heads",
+        "num_hidden_layers": "n_layer",
+        "max_position_embeddings": "n_positions",
+    }
+
+    vocab_size: int = 32100
+    hidden_size: int = 256
+    n_positions: int = 1024
+    n_layer: int = 4
+    n_heads: int = 4
+    intermediate_size: int | None = None
+    attention: str | list[str] = "leapformer"
+    layer_types: list[str] | None = None
+    window_sizes: list[int | None] | None = None
+    position_embedding: str = "learned"
+    feature: str = "relu"
+    proportion_hidden: int = 16
+    proportion_step_down: int | None = None
+    proportion_per_head: bool = False
+    proportion_bins: int | None = None
+    normaliser: str = "denominator"
+    gate: str | None = None
+    attention_eps: float = 1e-6
+    formulation: str = "leap-1.0"
+    rescale: float | str | None = "default"
+    attention_bias: bool = True
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: float = 0.1
+    layer_norm_eps: float = 1e-5
+    initializer_range: float = 0.02
+    tie_word_embeddings: bool = True
+    loss_without_logits: bool = True
+    adaptive_cutoffs: list[int] | None = None
+    adaptive_factor: int = 4
+    use_cache: bool = True
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        for alias, name in self.attribute_map.items():
+            if alias in kwargs:  # Before anything is derived from them.
+                setattr(self, name, kwargs.pop(alias))
+        self._check_sizes()
+        self._settle_attention()
+        super().__post_init__(**kwargs)
+
+    @property
+    def attentions(self) -> list[str]:
+        """Name of the mechanism of each layer."""
+        if isinstance(self.attention, str):
+            return [self.attention] * self.n_layer
+        return list(self.attention)
+
+    @property
+    def windows(self) -> list[int | None]:
+        """Window of each layer, None where it sees everything."""
+        return self.window_sizes or [None] * self.n_layer
+
+    def build_attention(self, layer: int) -> Attention:
+        """The attention of one layer."""
+        return ATTENTIONS[self.attentions[layer]].build(self, layer)
+
+    def _check_sizes(self) -> None:
+        for name in ("vocab_size", "hidden_size", "n_positions", "n_layer", "n_heads"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must be 1 or more")
+        if self.position_embedding not in get_args(PositionEmbedding):
+            raise ConfigError(
+                f"position_embedding={self.position_embedding!r} is not known; "
+                f"there are {', '.join(get_args(PositionEmbedding))}"
+            )
+        for name, known in (("feature", FEATURES), ("formulation", FORMULATIONS)):
+            if getattr(self, name) not in known:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} is not known; there are {', '.join(known)}"
+                )
+
+    def _settle_attention(self) -> None:
+        """One mechanism, window and type a layer, whichever of them were given."""
+        if self.layer_types is not None and isinstance(self.attention, str):
+            of_type = {"full_attention": "softmax", "sliding_attention": "leap"}
+            names = [of_type.get(kind, self.attention) for kind in self.layer_types]
+            if set(names) != {self.attention}:
+                self.attention = names
+        for name in self.attentions:
+            if name not in ATTENTIONS:
+                raise ConfigError(
+                    f"attention={name!r} is not known; there are {', '.join(ATTENTIONS)}"
+                )
+        for name, given in (("attention", self.attentions), ("window_sizes", self.windows)):
+            if len(given) != self.n_layer:
+                raise ConfigError(
+                    f"{name}={given} has {len(given)} entries for n_layer={self.n_layer} layers"
+                )
+        for window in self.windows:
+            if window is not None and window < 1:
+                raise ConfigError(f"window_sizes={self.windows} holds {window}; give 1 or more")
+        self.layer_types = [ATTENTIONS[name].layer_type for name in self.attentions]
+
+
+@strict
+class LeapConfig(LeapformerConfig):
+    """LEAP's decoder, by the names of the original `leap-transformer`.
+
+    Args:
+        use_local_att: let layers see windows; else all see everything.
+        window_sizes: window of each layer. By default 4, 8, 16, ... with the last layer global.
+    """
+
+    model_type = "leap"
+
+    attention: str | list[str] = "leap"
+    attention_bias: bool = False
+    use_local_att: bool = True
+
+    def _settle_attention(self) -> None:
+        if not self.use_local_att and self.window_sizes is not None:
+            raise ConfigError(
+                f"window_sizes={self.window_sizes} with use_local_att=False: drop one of them"
+            )
+        if self.use_local_att and self.window_sizes is None:
+            self.window_sizes = [4 * 2**layer for layer in range(self.n_layer - 1)] + [None]
+        super()._settle_attention()
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """One kind of attention that a model's config can name."""
+
+    build: Callable[[LeapformerConfig, int], Attention]
+    layer_type: str = "linear_attention"
+    """What Hugging Face calls a layer of this kind."""
+
+
+def _leapformer(config: LeapformerConfig, _layer: int, **options: Any) -> Attention:
+    return LeapformerAttention(
+        config.hidden_size,
+        config.n_heads,
+        feature=config.feature,
+        proportion_hidden=config.proportion_hidden,
+        proportion_step_down=config.proportion_step_down,
+        proportion_per_head=config.proportion_per_head,
+        proportion_bins=config.proportion_bins,
+        rotary=config.position_embedding == "rotary",
+        normaliser=config.normaliser,  # type: ignore[arg-type]  # checked by the layer
+        gate=config.gate,  # type: ignore[arg-type]  # checked by the layer
+        bias=config.attention_bias,
+        eps=config.attention_eps,
+        **options,
+    )
+
+
+def _leap(config: LeapformerConfig, layer: int) -> Attention:
+    return LeapAttention(
+        config.hidden_size,
+        config.n_heads,
+        window=config.windows[layer],
+        formulation=config.formulation,
+        rescale=config.rescale,  # type: ignore[arg-type]  # checked by the layer
+        bias=config.attention_bias,
+    )
+
+
+def _softmax(config: LeapformerConfig, _layer: int) -> Attention:
+    return SoftmaxAttention(
+        config.hidden_size,
+        config.n_heads,
+        rotary=config.position_embedding == "rotary",
+        bias=config.attention_bias,
+    )
+
+
+ATTENTIONS: dict[str, Mechanism] = {
+    "leapformer": Mechanism(_leapformer),
+    "cosformer": Mechanism(
+        lambda config, layer: _leapformer(
+            config, layer, proportion="fixed", length=config.n_positions
+        )
+    ),
+    "linear": Mechanism(lambda config, layer: _leapformer(config, layer, proportion="none")),
+    "leap": Mechanism(_leap),
+    "softmax": Mechanism(_softmax, layer_type="full_attention"),
+}
+"""Every mechanism by its name in `LeapformerConfig.attention`."""

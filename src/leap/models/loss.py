@@ -1,0 +1,80 @@
+"""Cross-entropy of a linear head that never holds the logits of all tokens at once.
+
+    loss = sum_i [ logsumexp(W x_i) - (W x_i)_{y_i} ]  over tokens i whose label y_i is not ignored
+    dx_i = W^T (softmax(W x_i) - onehot(y_i)),  dW = sum_i (softmax(W x_i) - onehot(y_i)) x_i^T
+
+The gradients are computed beside the loss, some tokens at a time, while their logits are at hand:
+with 32,100 words a single sequence of 2,048 would need 250 MiB for them, and as much again for
+their gradient. Backward then only scales what forward found.
+
+Axes: n tokens, d width, w words.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+IGNORED = -100
+TOKENS_AT_ONCE = 256
+
+
+def linear_cross_entropy(
+    x: Float[Tensor, "n d"],
+    weight: Float[Tensor, "w d"],
+    labels: Int[Tensor, " n"],
+    bias: Float[Tensor, " w"] | None = None,
+) -> Float[Tensor, ""]:
+    """The summed cross-entropy of `x @ weight.T + bias` against the labels, in float32.
+
+    Args:
+        x: hidden states.
+        weight, bias: of the head.
+        labels: the word that each token should predict, or -100 to leave it out.
+    """
+    loss: Tensor = _LinearCrossEntropy.apply(x, weight, bias, labels)
+    return loss
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias, labels):  # type: ignore[no-untyped-def]
+        wants = ctx.needs_input_grad[:3]
+        total = torch.promote_types(x.dtype, torch.float32)
+        loss = x.new_zeros((), dtype=total)
+        dx = torch.empty_like(x) if wants[0] else None
+        dweight = torch.zeros_like(weight, dtype=total) if wants[1] else None
+        dbias = torch.zeros_like(bias, dtype=total) if bias is not None and wants[2] else None
+        for start in range(0, len(x), TOKENS_AT_ONCE):
+            part = slice(start, start + TOKENS_AT_ONCE)
+            logits = F.linear(x[part], weight, bias).to(total)
+            counted = labels[part] != IGNORED
+            target = labels[part].where(counted, 0).unsqueeze(-1)
+            scale = counted.unsqueeze(-1).to(total)
+            log_sum = logits.logsumexp(dim=-1, keepdim=True)
+            loss += ((log_sum - logits.gather(-1, target)) * scale).sum()
+            if not any(wants):
+                continue
+            dlogits = logits.sub_(log_sum).exp_().mul_(scale)
+            dlogits.scatter_add_(-1, target, -scale)
+            if dbias is not None:
+                dbias += dlogits.sum(0)
+            dlogits = dlogits.to(x.dtype)
+            if dx is not None:
+                dx[part] = dlogits @ weight.to(x.dtype)
+            if dweight is not None:
+                dweight += dlogits.mT @ x[part]
+        ctx.save_for_backward(dx, dweight, dbias)
+        ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
+        return loss
+
+    @staticmethod
+    def backward(ctx, dloss):  # type: ignore[no-untyped-def]
+        dx, dweight, dbias = ctx.saved_tensors
+        weight_dtype, bias_dtype = ctx.dtypes
+        return (
+            None if dx is None else dx * dloss.to(dx.dtype),
+            None if dweight is None else (dweight * dloss).to(weight_dtype),
+            None if dbias is None else (dbias * dloss).to(bias_dtype),
+            None,
+        )

@@ -1,0 +1,43 @@
+"""Models by name, from one for tests to the size of GPT-2 medium."""
+
+from typing import Any
+
+from leap.errors import ConfigError
+from leap.models.config import LeapConfig, LeapformerConfig
+
+WIKITEXT_103 = {
+    # The decoder of Baevski and Auli on WikiText-103, with LeaPformer's attention.
+    "vocab_size": 267_744,
+    "hidden_size": 1024,
+    "n_heads": 8,
+    "n_positions": 512,
+    "position_embedding": "sinusoidal",
+    "proportion_step_down": 4,
+    "adaptive_cutoffs": [20_000, 60_000],
+    "hidden_dropout_prob": 0.3,
+}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": {"vocab_size": 256, "hidden_size": 32, "n_layer": 2, "n_heads": 2, "n_positions": 128},
+    "small": {"hidden_size": 128, "n_layer": 6, "n_heads": 4, "n_positions": 2048},
+    "140m": WIKITEXT_103 | {"n_layer": 8},
+    "247m": WIKITEXT_103 | {"n_layer": 16},
+    "350m": {
+        "vocab_size": 50_257,
+        "hidden_size": 1024,
+        "n_layer": 24,
+        "n_heads": 16,
+        "n_positions": 2048,
+        "position_embedding": "rotary",
+    },
+}
+"""`tiny` for tests, `small` of LEAP's experiments, `140m` and `247m` of the LeaPformer paper's."""
+
+
+def preset(name: str, **changes: Any) -> LeapformerConfig:
+    """The config called `name`, with changes; a LeapConfig if `attention` is changed to "leap"."""
+    if name not in PRESETS:
+        raise ConfigError(f"no preset is called {name!r}; there are {', '.join(PRESETS)}")
+    options = PRESETS[name] | changes
+    kind = LeapConfig if options.get("attention") == "leap" else LeapformerConfig
+    return kind(**options)

@@ -1,0 +1,65 @@
+"""Small models of every kind."""
+
+import pytest
+import torch
+
+from leap.models import LeapConfig, LeapForCausalLM, LeapformerConfig, LeapformerForCausalLM
+
+KINDS = {
+    "leapformer": {},
+    "leapformer-rotary": {"position_embedding": "rotary"},
+    "leapformer-none": {"position_embedding": "none"},
+    "leapformer-gated": {"gate": "head"},
+    "leapformer-norm": {"normaliser": "norm"},
+    "cosformer": {"attention": "cosformer"},
+    "linear": {"attention": "linear", "feature": "elu_plus_one"},
+    "softmax": {"attention": "softmax"},
+    "softmax-rotary": {"attention": "softmax", "position_embedding": "rotary"},
+    "hybrid": {
+        "attention": ["leap", "leapformer", "softmax"],
+        "window_sizes": [4, None, None],
+        "n_layer": 3,
+    },
+    "leap": {"leap": True, "formulation": "leap-1.0"},
+    "leap-0.1": {"leap": True, "formulation": "leap-0.1"},
+    "leap-elu": {"leap": True, "formulation": "leap-elu"},
+    "leap-fastformer": {"leap": True, "formulation": "fastformer"},
+    "leap-global": {"leap": True, "use_local_att": False},
+}
+
+
+def build(kind, seed=0, scale=8, **changes):
+    """A tiny model, in double precision, with weights large enough to have opinions."""
+    options = {
+        "vocab_size": 61,
+        "hidden_size": 16,
+        "n_positions": 128,
+        "n_layer": 2,
+        "n_heads": 2,
+        "hidden_dropout_prob": 0.0,
+        "pad_token_id": 0,
+        "eos_token_id": None,
+    } | KINDS[kind]
+    leap = options.pop("leap", False)
+    torch.manual_seed(seed)
+    if leap:
+        model = LeapForCausalLM(LeapConfig(**options | changes))
+    else:
+        model = LeapformerForCausalLM(LeapformerConfig(**options | changes))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(scale)
+    return model.double().eval()
+
+
+@pytest.fixture(params=KINDS)
+def model(request):
+    """Each kind of model in turn."""
+    return build(request.param)
+
+
+@pytest.fixture
+def make_model():
+    """To make one of a certain kind."""
+    return build

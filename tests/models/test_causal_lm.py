@@ -1,0 +1,275 @@
+"""Promises of the language models: one decoder, whichever attention it has."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing import assert_close
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache
+
+import leap
+from leap.errors import FileError, InputError
+from leap.models import LeapForCausalLM, LeapformerForCausalLM, StateCache
+
+
+def make_ids(*shape, seed=0):
+    return torch.randint(1, 61, shape, generator=torch.Generator().manual_seed(seed))
+
+
+# Forward
+
+
+def test_the_future_is_invisible(model):
+    ids = make_ids(2, 20)
+    edited = ids.clone()
+    edited[:, 13:] = make_ids(2, 7, seed=1)
+    before, after = model(ids).logits, model(edited).logits
+    assert torch.equal(before[:, :13], after[:, :13])
+    assert not torch.equal(before[:, 13:], after[:, 13:])
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_pads_change_nothing_for_real_tokens(model, side):
+    ids = make_ids(2, 12)
+    pads = make_ids(2, 5, seed=1)
+    parts = (pads, ids) if side == "left" else (ids, pads)
+    masks = (torch.zeros_like(pads), torch.ones_like(ids))
+    mask = torch.cat(masks if side == "left" else masks[::-1], dim=1)
+    padded = model(torch.cat(parts, dim=1), attention_mask=mask).logits
+    assert_close(padded[mask.bool()], model(ids).logits.flatten(0, 1))
+
+
+def test_packed_sequences_are_as_apart(model):
+    ids = make_ids(1, 20)
+    packed = model(ids, cu_seq_lens_q=torch.tensor([0, 7, 8, 20])).logits
+    apart = [model(part).logits for part in ids.split([7, 1, 12], dim=1)]
+    assert_close(packed, torch.cat(apart, dim=1))
+
+
+@pytest.mark.parametrize("cut", [1, 7, 19])
+def test_a_text_can_be_cut_anywhere(model, cut):
+    ids = make_ids(2, 20)
+    whole = model(ids).logits
+    head = model(ids[:, :cut], use_cache=True)
+    tail = model(ids[:, cut:], past_key_values=head.past_key_values)
+    assert_close(torch.cat([head.logits, tail.logits], dim=1), whole)
+
+
+def test_embeddings_may_be_given_instead_of_tokens(model):
+    ids = make_ids(2, 9)
+    embedded = model.get_input_embeddings()(ids)
+    assert_close(model(inputs_embeds=embedded).logits, model(ids).logits)
+    with pytest.raises(InputError, match="either input_ids or inputs_embeds"):
+        model(ids, inputs_embeds=embedded)
+
+
+def test_only_the_logits_asked_for_are_made(model):
+    ids = make_ids(2, 9)
+    every = model(ids).logits
+    assert_close(model(ids, logits_to_keep=2).logits, every[:, -2:])
+    picked = torch.tensor([0, 3])
+    assert_close(model(ids, logits_to_keep=picked).logits, every[:, picked])
+
+
+# Loss
+
+
+def test_the_loss_is_that_of_the_shifted_logits(model):
+    ids = make_ids(2, 20)
+    labels = ids.clone()
+    labels[0, :5] = -100
+    expected = F.cross_entropy(model(ids).logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+    out = model(ids, labels=labels)
+    assert out.logits is None
+    assert_close(out.loss, expected)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    assert_close(
+        torch.autograd.grad(out.loss, parameters, allow_unused=True),
+        torch.autograd.grad(expected, parameters, allow_unused=True),
+    )
+
+
+def test_the_loss_honours_the_trainers_count_and_shifted_labels(make_model):
+    model = make_model("leapformer")
+    ids = make_ids(2, 20)
+    shifted = F.pad(ids[:, 1:], (0, 1), value=-100)
+    mean = model(ids, labels=ids).loss
+    assert_close(model(ids, labels=ids, num_items_in_batch=2 * 38).loss, mean / 2)
+    assert_close(model(ids, shift_labels=shifted).loss, mean)
+
+
+def test_logits_come_with_the_loss_where_the_config_says_so(make_model):
+    model = make_model("leapformer", loss_without_logits=False)
+    assert model(make_ids(2, 9), labels=make_ids(2, 9)).logits.shape == (2, 9, 61)
+
+
+# Generation
+
+
+def test_with_a_cache_as_without(model, shapes_unchecked):
+    ids = make_ids(2, 11)
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    options = {"attention_mask": mask, "max_new_tokens": 12, "do_sample": False}
+    for extra in ({}, {"num_beams": 3}, {"prefill_chunk_size": 4}):
+        cached = model.generate(ids, **options, **extra)
+        if "prefill_chunk_size" in extra:
+            extra = {}
+        plain = model.generate(ids, use_cache=False, **options, **extra)
+        assert torch.equal(cached, plain), extra
+
+
+def test_sampling_with_a_cache_as_without(model, shapes_unchecked):
+    ids = make_ids(2, 6)
+    runs = []
+    for use_cache in (True, False):
+        torch.manual_seed(0)
+        runs.append(model.generate(ids, do_sample=True, max_new_tokens=12, use_cache=use_cache))
+    assert torch.equal(*runs)
+
+
+def test_generation_goes_on_from_a_returned_cache(model, shapes_unchecked):
+    ids = make_ids(2, 6)
+    whole = model.generate(ids, max_new_tokens=12, do_sample=False)
+    first = model.generate(
+        ids, max_new_tokens=5, do_sample=False, return_dict_in_generate=True, use_cache=True
+    )
+    rest = model.generate(
+        first.sequences,
+        attention_mask=torch.ones_like(first.sequences),  # A pad may be generated like any token.
+        past_key_values=first.past_key_values,
+        max_new_tokens=7,
+        do_sample=False,
+    )
+    assert torch.equal(rest, whole)
+
+
+def test_speculative_decoding_is_greedy_decoding(model, make_model, shapes_unchecked):
+    ids = torch.cat([make_ids(1, 5)] * 4, dim=1)  # Repeats, so that looking up finds something.
+    greedy = model.generate(ids, max_new_tokens=40, do_sample=False)
+    looked_up = model.generate(ids, max_new_tokens=40, do_sample=False, prompt_lookup_num_tokens=5)
+    assert torch.equal(looked_up, greedy)
+    assistant = make_model("linear", seed=3)
+    assisted = model.generate(ids, max_new_tokens=40, do_sample=False, assistant_model=assistant)
+    assert torch.equal(assisted, greedy)
+
+
+def test_a_perfect_assistant_is_never_cropped_and_a_bad_one_always(
+    model, make_model, shapes_unchecked
+):
+    """The state after many rejected drafts is the one that never saw them."""
+    ids = make_ids(1, 6)
+    caches = []
+    for options in ({}, {"assistant_model": make_model("linear", seed=5)}):
+        out = model.generate(
+            ids,
+            max_new_tokens=30,
+            do_sample=False,
+            return_dict_in_generate=True,
+            past_key_values=StateCache(model.config.n_layer),
+            **options,
+        )
+        last = model(
+            out.sequences[:, out.past_key_values.get_seq_length() :],
+            past_key_values=out.past_key_values,
+        )
+        caches.append(last.logits[:, -1])
+    assert_close(*caches)
+
+
+# The cache
+
+
+def test_a_linear_cache_does_not_grow(make_model):
+    for kind in ("leapformer", "leap", "leap-fastformer", "linear"):
+        model = make_model(kind)
+        sizes = {
+            model(make_ids(1, n), use_cache=True).past_key_values.n_bytes for n in (5, 50, 100)
+        }
+        assert len(sizes) == 1, kind
+
+
+def test_a_saved_state_is_a_conversation_to_go_on_with(model, tmp_path):
+    ids = make_ids(2, 20)
+    expected = model(ids).logits[:, 13:]
+    cache = model(ids[:, :13], use_cache=True).past_key_values
+    model.save_state(tmp_path / "state.safetensors", cache)
+    loaded = model.load_state(tmp_path / "state.safetensors")
+    assert loaded.get_seq_length() == 13
+    assert_close(model(ids[:, 13:], past_key_values=loaded).logits, expected)
+
+
+def test_one_state_serves_many_rollouts(make_model):
+    model = make_model("leapformer")
+    prompt = make_ids(1, 10)
+    cache = model(prompt[:, :-1], use_cache=True).past_key_values
+    cache.batch_repeat_interleave(8)
+    rollouts = model.generate(
+        prompt.expand(8, -1), past_key_values=cache, do_sample=True, max_new_tokens=5
+    )
+    assert rollouts.shape == (8, 15)
+    assert len({tuple(row.tolist()) for row in rollouts}) > 1
+
+
+def test_a_state_of_another_model_is_named(tmp_path, make_model):
+    path = tmp_path / "state.safetensors"
+    small, large = make_model("leapformer"), make_model("leapformer", hidden_size=32)
+    small.save_state(path, small(make_ids(1, 5), use_cache=True).past_key_values)
+    for other in (large, make_model("leap"), make_model("hybrid")):
+        with pytest.raises(FileError, match=r"state\.safetensors holds the state of another"):
+            other.load_state(path)
+    with pytest.raises(InputError, match="has read nothing yet"):
+        small.save_state(path, StateCache(2))
+
+
+def test_a_cache_of_another_kind_is_named(make_model, shapes_unchecked):
+    with pytest.raises(InputError, match="DynamicCache; this model goes on from a StateCache"):
+        make_model("leapformer")(make_ids(1, 5), past_key_values=DynamicCache())
+
+
+# Length
+
+
+def test_learned_positions_have_an_end_and_the_others_none(make_model):
+    with pytest.raises(InputError, match=r"position 128 is beyond the n_positions=128"):
+        make_model("leapformer")(make_ids(1, 129))
+    for kind in ("leapformer-rotary", "leapformer-none"):
+        assert make_model(kind)(make_ids(1, 300)).logits.isfinite().all()
+
+
+# Hugging Face
+
+
+def test_saved_and_loaded_by_the_auto_classes(model, tmp_path):
+    ids = make_ids(2, 9)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
+    assert type(loaded) is type(model)
+    assert_close(loaded(ids).logits, model(ids).logits)
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert config.attentions == model.config.attentions
+    assert config.windows == model.config.windows
+    base = AutoModel.from_pretrained(tmp_path, dtype="auto")
+    assert_close(base(ids).last_hidden_state, model.model(ids).last_hidden_state)
+
+
+def test_gradient_checkpointing_changes_no_gradient(model):
+    ids = make_ids(2, 9)
+    expected = torch.autograd.grad(model(ids, labels=ids).loss, model.lm_head.weight)
+    model.gradient_checkpointing_enable()
+    model.train()
+    assert_close(torch.autograd.grad(model(ids, labels=ids).loss, model.lm_head.weight), expected)
+
+
+@pytest.mark.parametrize("kind", ["leapformer", "leapformer-norm", "hybrid", "leap", "leap-elu"])
+def test_bfloat16_stays_close_and_finite(kind, make_model):
+    model = make_model(kind, scale=1).float()
+    ids = make_ids(2, 100)
+    expected = model(ids).logits
+    actual = model.bfloat16()(ids).logits
+    assert actual.dtype == torch.bfloat16
+    assert (actual.float() - expected).abs().max() <= 0.1 * expected.abs().max()
+
+
+def test_public_names_are_at_the_top():
+    assert leap.LeapForCausalLM is LeapForCausalLM
+    assert leap.LeapformerForCausalLM is LeapformerForCausalLM

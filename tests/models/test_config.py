@@ -1,0 +1,79 @@
+"""Promises of the configurations."""
+
+import pytest
+
+from leap.errors import ConfigError
+from leap.models import LeapConfig, LeapForCausalLM, LeapformerConfig
+
+
+def test_the_originals_call_works_as_written():
+    config = LeapConfig(
+        hidden_size=128,
+        vocab_size=32100,
+        n_positions=2048,
+        n_layer=6,
+        use_local_att=True,
+        window_sizes=None,
+        n_heads=4,
+        initializer_range=0.02,
+        hidden_dropout_prob=0.1,
+    )
+    assert config.window_sizes == [4, 8, 16, 32, 64, None]
+    assert LeapForCausalLM(config).num_parameters() > 0
+
+
+@pytest.mark.parametrize("name", ["n_heads", "n_head", "num_attention_heads"])
+def test_heads_go_by_three_names(name):
+    config = LeapConfig(hidden_size=64, **{name: 8})
+    assert config.n_heads == config.n_head == config.num_attention_heads == 8
+
+
+def test_all_layers_see_everything_without_local_attention():
+    assert LeapConfig(n_layer=3, use_local_att=False).windows == [None] * 3
+
+
+def test_layer_types_make_a_hybrid():
+    config = LeapformerConfig(
+        n_layer=3,
+        layer_types=["linear_attention", "full_attention", "sliding_attention"],
+        window_sizes=[None, None, 16],
+    )
+    assert config.attentions == ["leapformer", "softmax", "leap"]
+    config = LeapformerConfig(n_layer=2, attention=["leapformer", "softmax"])
+    assert config.layer_types == ["linear_attention", "full_attention"]
+
+
+def test_a_config_survives_its_dictionary():
+    for config in (LeapConfig(n_layer=3), LeapformerConfig(attention=["leap"] * 4)):
+        again = type(config).from_dict(config.to_dict())
+        own = {name: value for name, value in config.to_dict().items() if name != "auto_map"}
+        assert {name: again.to_dict()[name] for name in own} == own
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"attention": "leapfrog"}, r"attention='leapfrog' is not known; there are leapformer, "),
+        ({"attention": ["leap"], "n_layer": 2}, r"attention=\['leap'\] has 1 entr"),
+        ({"window_sizes": [4], "n_layer": 2}, r"window_sizes=\[4\] has 1 entries for n_layer=2"),
+        ({"window_sizes": [4, -1], "n_layer": 2}, r"holds -1; give 1 or more"),
+        ({"position_embedding": "sinus"}, r"'sinus' is not known; there are learned, rotary"),
+        ({"feature": "tanh"}, r"feature='tanh' is not known; there are relu"),
+        ({"formulation": "leap-9"}, r"formulation='leap-9' is not known; there are additive"),
+        ({"n_layer": 0}, r"n_layer=0 must be 1 or more"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_named(options, message):
+    with pytest.raises(ConfigError, match=message):
+        LeapformerConfig(**options)
+
+
+def test_a_width_that_does_not_divide_is_named_when_the_model_is_made():
+    with pytest.raises(ConfigError, match=r"hidden_size=100 .* n_head=8 .* 96 and 104"):
+        LeapForCausalLM(LeapConfig(hidden_size=100, n_heads=8))
+
+
+def test_windows_without_local_attention_are_a_contradiction():
+    with pytest.raises(ConfigError, match="use_local_att=False: drop one of them"):
+        LeapConfig(use_local_att=False, window_sizes=[4, 8, 16, None])

@@ -1,0 +1,85 @@
+"""Promises of attn_implementation="leapformer" in other people's models."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    BertConfig,
+    LlamaConfig,
+)
+
+import leap
+from leap.errors import ConfigError
+
+SIZES = {
+    "vocab_size": 61,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+
+
+def make_bert():
+    torch.manual_seed(0)
+    model = AutoModel.from_config(
+        BertConfig(**SIZES, hidden_dropout_prob=0, attention_probs_dropout_prob=0),
+        attn_implementation="leapformer",
+    )
+    return model.double().eval()
+
+
+def make_llama():
+    torch.manual_seed(0)
+    config = LlamaConfig(**SIZES, num_key_value_heads=2, pad_token_id=0, eos_token_id=None)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="leapformer")
+    return model.double().eval()
+
+
+def make_ids(*shape, seed=0):
+    return torch.randint(1, 61, shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("proportions", [False, True])
+def test_an_encoder_sees_both_ways_and_no_pads(proportions):
+    model = make_bert()
+    if proportions:
+        leap.with_proportions(model).double()
+    ids = make_ids(2, 9)
+    expected = model(ids).last_hidden_state
+    mask = torch.tensor([[1] * 9 + [0] * 3] * 2)
+    padded = torch.cat([ids, make_ids(2, 3, seed=1)], dim=1)
+    assert_close(model(padded, attention_mask=mask).last_hidden_state[:, :9], expected)
+    edited = ids.clone()
+    edited[:, -1] = 5
+    assert not torch.equal(model(edited).last_hidden_state[:, 0], expected[:, 0])
+
+
+@pytest.mark.parametrize("proportions", [False, True])
+def test_a_decoder_does_not_see_the_future_and_generates_the_same_with_its_cache(proportions):
+    model = make_llama()
+    if proportions:
+        leap.with_proportions(model).double()
+    ids = make_ids(2, 12)
+    edited = ids.clone()
+    edited[:, 8:] = make_ids(2, 4, seed=1)
+    assert_close(model(ids).logits[:, :8], model(edited).logits[:, :8])
+    cached = model.generate(ids, max_new_tokens=10, do_sample=False)
+    plain = model.generate(ids, max_new_tokens=10, do_sample=False, use_cache=False)
+    assert torch.equal(cached, plain)
+
+
+def test_proportions_learn():
+    model = leap.with_proportions(make_llama()).double()
+    ids = make_ids(2, 12)
+    model(ids, labels=ids).loss.backward()
+    gradients = [p.grad for name, p in model.named_parameters() if "proportion" in name]
+    assert gradients
+    assert all(g is not None and g.abs().max() > 0 for g in gradients)
+
+
+def test_a_model_without_attention_is_named():
+    with pytest.raises(ConfigError, match="no attention layer of Linear was recognised"):
+        leap.with_proportions(torch.nn.Linear(2, 2))

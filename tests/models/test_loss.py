@@ -1,0 +1,49 @@
+"""Promises of the chunked loss."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing import assert_close
+
+from leap.models.loss import TOKENS_AT_ONCE, linear_cross_entropy
+
+
+@pytest.mark.parametrize("n", [1, TOKENS_AT_ONCE, TOKENS_AT_ONCE + 1, 3 * TOKENS_AT_ONCE + 7])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_equals_the_plain_form_in_value_and_gradient(n, with_bias):
+    x = torch.randn(n, 5, dtype=torch.double, requires_grad=True)
+    weight = torch.randn(11, 5, dtype=torch.double, requires_grad=True)
+    bias = torch.randn(11, dtype=torch.double, requires_grad=True) if with_bias else None
+    labels = torch.randint(0, 11, (n,))
+    labels[torch.rand(n) < 0.3] = -100
+    inputs = (x, weight, bias) if with_bias else (x, weight)
+    expected = F.cross_entropy(F.linear(x, weight, bias), labels, reduction="sum")
+    actual = linear_cross_entropy(x, weight, labels, bias)
+    assert_close(actual, expected)
+    assert_close(torch.autograd.grad(3 * actual, inputs), torch.autograd.grad(3 * expected, inputs))
+
+
+def test_all_labels_ignored_is_a_loss_of_zero_with_zero_gradients():
+    x = torch.randn(7, 5, requires_grad=True)
+    loss = linear_cross_entropy(x, torch.randn(11, 5), torch.full((7,), -100))
+    assert loss == 0
+    assert torch.equal(torch.autograd.grad(loss, x)[0], torch.zeros_like(x))
+
+
+def test_extreme_logits_stay_finite():
+    x = torch.full((3, 2), 1e4, requires_grad=True)
+    weight = torch.tensor([[1e4, 1e4], [-1e4, -1e4]], requires_grad=True)
+    loss = linear_cross_entropy(x, weight, torch.tensor([1, 0, 1]))
+    assert loss.isfinite()
+    assert all(g.isfinite().all() for g in torch.autograd.grad(loss, (x, weight)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_summed_in_single(dtype):
+    x, weight = torch.randn(2000, 8), torch.randn(11, 8)
+    labels = torch.randint(0, 11, (2000,))
+    rounded = x.to(dtype), weight.to(dtype)
+    loss = linear_cross_entropy(*rounded, labels)
+    assert loss.dtype == torch.float32
+    logits = F.linear(*rounded).float()
+    assert_close(loss, F.cross_entropy(logits, labels, reduction="sum"))
