@@ -1,0 +1,283 @@
+"""How fast each attention is, and how much memory it takes, against torch's own softmax attention.
+
+All mechanisms are measured in one run, by turns, so that whatever else the machine does hits all
+of them alike; the fastest turn counts, being the one least disturbed.
+"""
+
+import math
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from leap.bench.measure import Call, Clock, clock_for, peak_bytes, seconds, threads
+from leap.bench.mechanisms import Mechanism, check_definition, make_inputs, mechanisms
+from leap.errors import ConfigError
+
+Passes = Literal["forward", "forward+backward"]
+PASSES: tuple[Passes, ...] = ("forward", "forward+backward")
+
+N_TOKENS_CHECKED = 150  # Past two chunks of 64, and short enough for the definition.
+SHORTEST_TURN = 0.01  # Seconds; calls quicker than this are timed several in a row.
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchConfig:
+    """Measure the time and memory of every attention against torch's scaled_dot_product_attention.
+
+    Forward, and forward with backward, over a range of lengths. Each attention is first compared
+    with its definition. Prints tables; writes results.json, results.md and attention.png.
+    """
+
+    lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192, 16384)
+    """Numbers of tokens to attend over."""
+    mechanisms: tuple[str, ...] = ("all",)
+    """Mechanisms to measure, by their names in the tables, or all of them."""
+    windows: tuple[int, ...] = (4, 64, 1024, 16384)
+    """Windows to measure LEAP with, besides none."""
+    heads: int = 8
+    """Number of heads."""
+    width: int = 64
+    """Width of a head."""
+    batch: int = 1
+    """Number of sequences."""
+    dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
+    """Precision of the inputs."""
+    device: str = "cpu"
+    """Where to run: cpu, cuda, cuda:1, and so on."""
+    threads: int = 1
+    """CPU threads; one is timed in CPU time, more in wall time."""
+    repeats: int = 10
+    """Turns of each mechanism at each length, of which the fastest counts."""
+    budget: float = 10.0
+    """Seconds to spend on the turns of one mechanism at one length; there is always one turn."""
+    seed: int = 0
+    """Seed of the random inputs."""
+    output: Path = Path("runs/bench-attention")
+    """Folder to write the results to."""
+
+    def __post_init__(self) -> None:
+        for name in ("lengths", "windows", "heads", "width", "batch", "threads", "repeats"):
+            value = getattr(self, name)
+            values = value if isinstance(value, tuple) else (value,)
+            if any(number < 1 for number in values):
+                raise ConfigError(f"{name}={value} must be at least 1")
+        if not self.lengths or not self.mechanisms:
+            raise ConfigError("nothing to measure: give at least one length and one mechanism")
+        if not self.budget > 0:
+            raise ConfigError(f"budget={self.budget} must be more than 0 seconds")
+        self.chosen_device()
+        self.chosen_mechanisms()
+
+    def chosen_device(self) -> torch.device:
+        """The device, if it is one that can be measured here."""
+        try:
+            device = torch.device(self.device)
+        except RuntimeError:
+            device = torch.device("meta")
+        if device.type not in ("cpu", "cuda"):
+            raise ConfigError(f"device={self.device!r} cannot be measured; give cpu or cuda:0")
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            n = torch.cuda.device_count()
+            raise ConfigError(f"device={self.device!r} is not here: torch finds {n} CUDA devices")
+        return device
+
+    def chosen_mechanisms(self) -> list[Mechanism]:
+        """The mechanisms asked for and the baselines they are compared with."""
+        known = {mechanism.name: mechanism for mechanism in mechanisms(self.windows)}
+        wanted = tuple(known) if self.mechanisms == ("all",) else self.mechanisms
+        for name in wanted:
+            if name not in known:
+                raise ConfigError(f"no mechanism is called {name!r}; there are {', '.join(known)}")
+        baselines = {known[name].baseline for name in wanted}
+        return [m for m in known.values() if m.name in wanted or m.name in baselines]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What one mechanism took at one length."""
+
+    mechanism: str
+    baseline: str
+    length: int
+    passes: Passes
+    seconds: float
+    """The fastest turn."""
+    speed: float
+    """How many times as fast as the baseline."""
+    peak_bytes: int
+    """Most memory held at once, inputs not counted."""
+    turns: tuple[float, ...]
+    """Seconds of each turn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Everything one run measured, and on what."""
+
+    config: BenchConfig
+    machine: dict[str, str]
+    results: list[Result]
+
+
+def describe_machine(config: BenchConfig) -> dict[str, str]:
+    """What the numbers depend on besides the settings."""
+    device = config.chosen_device()
+    clock, _ = clock_for(device, config.threads)
+    described = {
+        "processor": _processor(),
+        "threads": str(config.threads),
+        "clock": clock,
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "leapformer": version("leapformer"),
+    }
+    if device.type == "cuda":
+        described["gpu"] = torch.cuda.get_device_name(device)
+    return described
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+Progress = Callable[[int, int, str], None]
+"""Called with the steps done, the steps in all, and what is under way."""
+
+
+def measure(config: BenchConfig, progress: Progress = lambda done, total, doing: None) -> Report:
+    """Compare each mechanism with its definition, then measure them all."""
+    chosen = config.chosen_mechanisms()
+    lengths = sorted(set(config.lengths))
+    n_cases = len(lengths) * len(PASSES) * len(chosen)
+    steps = _Steps(progress, total=len(chosen) + 2 * n_cases)
+
+    results: list[Result] = []
+    with threads(config.threads):
+        inputs = _make_inputs(config, N_TOKENS_CHECKED)
+        for mechanism in chosen:
+            steps.begin(f"checking {mechanism.name}")
+            check_definition(mechanism, inputs)
+            steps.end()
+        for length in lengths:
+            inputs = _make_inputs(config, length)
+            for passes in PASSES:
+                results += _measure_together(config, chosen, length, passes, inputs, steps)
+    return Report(config=config, machine=describe_machine(config), results=results)
+
+
+def _measure_together(
+    config: BenchConfig,
+    chosen: list[Mechanism],
+    length: int,
+    passes: Passes,
+    inputs: dict[str, Tensor],
+    steps: "_Steps",
+) -> list[Result]:
+    device = config.chosen_device()
+    _, clock = clock_for(device, config.threads)
+    doing = f"{length} tokens, {passes}"
+    calls = {m.name: _call(m, passes, inputs) for m in chosen}
+
+    # The call whose memory is counted warms the timed ones up, and tells how many fit the budget.
+    peaks: dict[str, int] = {}
+    plans: dict[str, _Plan] = {}
+    for name, call in calls.items():
+        steps.begin(f"{doing}: memory of {name}")
+        start = clock()
+        peaks[name] = peak_bytes(call, device)
+        plans[name] = _plan(call, clock, clock() - start, config)
+        steps.end()
+
+    turns: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(config.repeats):
+        for name, call in calls.items():
+            if turn >= plans[name].n_turns:
+                continue
+            steps.begin(f"{doing}: time of {name}")
+            turns[name].append(seconds(call, clock, n_calls=plans[name].n_calls))
+            if len(turns[name]) == plans[name].n_turns:
+                steps.end()
+
+    best = {name: min(taken) for name, taken in turns.items()}
+    return [
+        Result(
+            mechanism=m.name,
+            baseline=m.baseline,
+            length=length,
+            passes=passes,
+            seconds=best[m.name],
+            speed=best[m.baseline] / best[m.name],
+            peak_bytes=peaks[m.name],
+            turns=tuple(turns[m.name]),
+        )
+        for m in chosen
+    ]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    n_turns: int
+    n_calls: int
+
+
+def _plan(call: Call, clock: Clock, first: float, config: BenchConfig) -> _Plan:
+    # The first call carries the profiler's own cost, which only tells where a call is short.
+    estimate = first if first > 1.0 else seconds(call, clock)
+    n_calls = math.ceil(SHORTEST_TURN / max(estimate, 1e-6))
+    n_turns = int(config.budget / max(n_calls * estimate, 1e-6))
+    return _Plan(n_turns=min(max(n_turns, 1), config.repeats), n_calls=n_calls)
+
+
+def _call(mechanism: Mechanism, passes: Passes, inputs: dict[str, Tensor]) -> Call:
+    arguments = [inputs[name] for name in mechanism.arguments]
+    if passes == "forward":
+        return partial(_forward, mechanism, arguments)
+    arguments = [x.detach().requires_grad_() for x in arguments]
+    return partial(_forward_backward, mechanism, arguments, inputs["upstream"])
+
+
+def _forward(mechanism: Mechanism, arguments: list[Tensor]) -> None:
+    with torch.no_grad():
+        mechanism.attend(*arguments)
+
+
+def _forward_backward(mechanism: Mechanism, arguments: list[Tensor], upstream: Tensor) -> None:
+    torch.autograd.grad(mechanism.attend(*arguments), arguments, upstream)
+
+
+def _make_inputs(config: BenchConfig, tokens: int) -> dict[str, Tensor]:
+    drawn = make_inputs(
+        batch=config.batch,
+        heads=config.heads,
+        tokens=tokens,
+        width=config.width,
+        seed=config.seed,
+    )
+    options = {"device": config.chosen_device(), "dtype": getattr(torch, config.dtype)}
+    return {name: x.to(**options) for name, x in drawn.items()}
+
+
+@dataclass
+class _Steps:
+    progress: Progress
+    total: int
+    done: int = 0
+
+    def begin(self, doing: str) -> None:
+        self.progress(self.done, self.total, doing)
+
+    def end(self) -> None:
+        self.done += 1

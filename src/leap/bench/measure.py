@@ -1,0 +1,82 @@
+"""The instruments: seconds and bytes of one call, with as little noise as the machine allows."""
+
+import gc
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+Call = Callable[[], object]
+Clock = Callable[[], float]
+
+
+@contextmanager
+def threads(n: int) -> Iterator[None]:
+    """Let torch compute on `n` threads, and on as many as before afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def clock_for(device: torch.device, n_threads: int) -> tuple[str, Clock]:
+    """The clock that tells most, and what it counts.
+
+    On one CPU thread that is the CPU time of this process, which leaves out the time other
+    processes took; the CPU time of many threads would be their sum, so there it is wall time.
+    """
+    if device.type == "cpu" and n_threads == 1:
+        return "CPU time", time.process_time
+
+    def wall() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return "wall time", wall
+
+
+def seconds(call: Call, clock: Clock, *, n_calls: int = 1) -> float:
+    """Seconds of one call, the mean of `n_calls` made in a row."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        start = clock()
+        for _ in range(n_calls):
+            call()
+        return (clock() - start) / n_calls
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def peak_bytes(call: Call, device: torch.device) -> int:
+    """The most memory that `call` holds at once on top of what was held before it.
+
+    Exact, and the same on every run: torch's own count of what it allocates and frees. What a
+    library takes without asking torch (the packing buffers of a matrix product) is not in it.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        call()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+
+    # Below this level the profiler of torch 2.13 writes two lines to stderr each time it runs.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        call()
+    assert recorded.profiler is not None and recorded.profiler.kineto_results is not None
+    events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
+    held = peak = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak

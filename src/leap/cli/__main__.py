@@ -1,0 +1,5 @@
+"""`python -m leap.cli` is `leap`."""
+
+from leap.cli import main
+
+main()

@@ -1,0 +1,87 @@
+"""`leap bench`: what was measured, as tables."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from leap.bench import report
+from leap.bench.attention import BenchConfig, measure
+from leap.bench.attention import Progress as ProgressCallback
+from leap.cli import Verb
+
+
+def attention(config: BenchConfig) -> None:
+    """Measure, print the tables, and say where the files are."""
+    report.make_folder(config.output)
+    with _progress_shown() as progress:
+        measured = measure(config, progress)
+
+    console = Console()
+    # A file or a pipe has no width of its own: leave the tables whole.
+    console = console if console.is_terminal else Console(width=120)
+    for table in report.tables(measured):
+        console.print(table.title, style="bold", highlight=False)
+        shown = Table(box=SIMPLE_HEAD)
+        for i, column in enumerate(table.columns):
+            shown.add_column(column, justify="right" if i else "left", no_wrap=bool(i))
+        for row in table.rows:
+            shown.add_row(*row)
+        console.print(shown)
+    print(report.describe(measured))
+    for path in report.write(measured, config.output):
+        print(f"wrote {path}")
+
+
+@contextmanager
+def _progress_shown() -> Iterator[ProgressCallback]:
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _LinePerStage(console)
+        return
+    bar = Progress(
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+        console=console,
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task("")
+
+        def show(done: int, total: int, doing: str) -> None:
+            bar.update(task, completed=done, total=total, description=doing)
+
+        yield show
+
+
+class _LinePerStage:
+    """For a log: one line when a length begins, in place of a moving bar."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.stage = ""
+
+    def __call__(self, done: int, total: int, doing: str) -> None:
+        stage = doing.partition(":")[0]
+        if stage != self.stage and ":" in doing:
+            self.console.print(f"{done}/{total}  {stage}", highlight=False)
+            self.stage = stage
+
+
+VERBS = {
+    "attention": Verb(
+        config=BenchConfig,
+        run=attention,
+        examples=[
+            ("bench attention", "everything, in about ten minutes"),
+            ("bench attention --lengths 1024 2048", "two lengths, in seconds"),
+            ("bench attention --mechanisms leapformer leap-w64", "these two and their baseline"),
+            ("bench attention --lengths 32768 65536 --windows", "longer, LEAP without windows"),
+        ],
+    ),
+}

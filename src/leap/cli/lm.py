@@ -1,0 +1,247 @@
+"""`leap lm`: language models, trained, measured and writing."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from transformers.utils import logging
+
+from leap.bench.measure import peak_bytes
+from leap.cli import Verb
+from leap.tasks.lm import compare as comparing
+from leap.tasks.lm import evaluate as evaluating
+from leap.tasks.lm import generate as generating
+from leap.tasks.lm import train as training
+from leap.tasks.lm.compare import CompareConfig, CompareProgress
+from leap.tasks.lm.evaluate import EvalConfig
+from leap.tasks.lm.generate import GenerateConfig
+from leap.tasks.lm.model import preset_sizes
+from leap.tasks.lm.train import TrainConfig
+from leap.training import Status
+
+# What goes wrong comes as a LeapError; the library's hints are for those who program with it.
+logging.set_verbosity_error()
+
+
+@dataclass(frozen=True)
+class PresetsConfig:
+    """List the presets: their parameters, and what they keep of a text of any length."""
+
+
+def train(config: TrainConfig) -> None:
+    """Train, and say what came out and where it is."""
+    with _progress_shown() as progress:
+        metrics = training.train(config, lambda status: progress("", status))
+    if not metrics:
+        return  # Not the first of several processes.
+    print(
+        f"best at step {metrics['best_step']} of {metrics['steps']}, "
+        f"held-out loss {metrics['best_loss']:.3f}"
+    )
+    score = metrics["test"]
+    print(
+        f"test perplexity {score['perplexity']:.2f} a token, {score['word_perplexity']:.1f} a "
+        f"word; {score['bits_per_byte']:.3f} bits a byte"
+    )
+    print(f"wrote {config.output}")
+
+
+def evaluate(config: EvalConfig) -> None:
+    """Measure, and print the numbers."""
+    with _bar_shown("tokens") as bar:
+        score = evaluating.evaluate(config, bar)
+    print(f"{score.tokens:,} tokens, {score.words:,} words, {score.bytes:,} bytes")
+    print(f"perplexity a token  {score.perplexity:.3f}  (loss {score.loss:.4f})")
+    print(f"perplexity a word   {score.word_perplexity:.2f}")
+    print(f"bits a byte         {score.bits_per_byte:.4f}")
+    if config.output is not None:
+        print(f"wrote {config.output}")
+
+
+def generate(config: GenerateConfig) -> None:
+    """Show the text as it is made, and at the end how fast that was."""
+    begun = False
+
+    def show(piece: str) -> None:
+        nonlocal begun
+        print(piece if begun else config.prompt + piece, end="", flush=True)
+        begun = True
+
+    written = generating.generate(config, show)
+    print()
+    speed = written.tokens_per_second
+    facts = [f"{len(written.tokens)} tokens"]
+    if speed is not None:
+        facts.append(f"{speed:.1f} a second")
+    if written.state_bytes is not None:
+        facts.append(f"state of {written.state_bytes:,} bytes")
+    if config.state is not None:
+        facts.append(f"kept in {config.state}")
+    print(f"[{', '.join(facts)}]", file=sys.stderr)
+
+
+def presets(_config: PresetsConfig) -> None:
+    """Print a row for each preset."""
+    rows = [
+        [
+            size.name,
+            f"{size.parameters:,}",
+            f"{size.config.hidden_size} x {size.config.n_layer}",
+            f"{size.config.vocab_size:,}",
+            f"{size.state_bytes:,}",
+        ]
+        for size in preset_sizes()
+    ]
+    _show(("preset", "parameters", "width x layers", "vocabulary", "state bytes"), rows)
+
+
+def compare(config: CompareConfig) -> None:
+    """Train the models, print the table, and say where the files are."""
+    with _progress_shown() as progress:
+        rows = comparing.compare(config, progress, peak_bytes)
+    _show(comparing.COLUMNS, [comparing.cells(row) for row in rows])
+    for name in ("results.json", "results.md", "curves.png"):
+        print(f"wrote {config.output / name}")
+
+
+def _show(columns: tuple[str, ...], rows: list[list[str]]) -> None:
+    console = Console()
+    # A file or a pipe has no width of its own: leave the table whole.
+    console = console if console.is_terminal else Console(width=140)
+    table = Table(box=SIMPLE_HEAD)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+@contextmanager
+def _bar_shown(unit: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on a terminal, and nothing elsewhere."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    bar = Progress(
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn(unit),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task("")
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def _progress_shown() -> Iterator[CompareProgress]:
+    """A bar on a terminal; elsewhere a line at each look at the held-out text."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _Lines(console)
+        return
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[losses]}"),
+        console=console,
+        transient=True,
+    )
+    with bar:
+        tasks = {}
+
+        def show(name: str, status: Status) -> None:
+            if name not in tasks:
+                tasks[name] = bar.add_task(name, losses="")
+            bar.update(
+                tasks[name], completed=status.step, total=status.steps, losses=_losses(status)
+            )
+
+        yield show
+
+
+class _Lines:
+    """For a log: a line whenever the held-out loss has changed."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.last: tuple[str, float | None] = ("", None)
+
+    def __call__(self, name: str, status: Status) -> None:
+        now = (name, status.held_out_loss)
+        if now != self.last and status.held_out_loss is not None:
+            text = f"{name} {status.step}/{status.steps}  {_losses(status)}".strip()
+            self.console.print(text, highlight=False, soft_wrap=True)
+            self.last = now
+
+
+def _losses(status: Status) -> str:
+    parts = []
+    if status.loss is not None:
+        parts.append(f"loss {status.loss:.3f}")
+    if status.held_out_loss is not None:
+        parts.append(f"held-out {status.held_out_loss:.3f}")
+    return "  ".join(parts)
+
+
+VERBS = {
+    "train": Verb(
+        config=TrainConfig,
+        run=train,
+        examples=[
+            ("lm train", "learn from the Python library of this machine"),
+            ("lm train --data play.txt --output runs/play", "minutes on a CPU"),
+            ("lm train --data play.txt --attention leap --output runs/leap", "the same, with LEAP"),
+            (
+                "lm train --data wikitext-2 --train-tokenizer 8192 --epochs 3 --length 1024",
+                "with a tokenizer of its own",
+            ),
+        ],
+    ),
+    "eval": Verb(
+        config=EvalConfig,
+        run=evaluate,
+        examples=[
+            ("lm eval --run runs/play --data play.txt", "on its held-out text"),
+            ("lm eval --run runs/play --data play.txt --stride 64", "windows that overlap"),
+            ("lm eval --run runs/play --data play.txt --stateful", "no window at all"),
+        ],
+    ),
+    "generate": Verb(
+        config=GenerateConfig,
+        run=generate,
+        examples=[
+            ("lm generate --run runs/play --prompt Enter", "200 tokens more"),
+            ("lm generate --run runs/play --state tale.safetensors", "begin a tale, or go on"),
+            ("lm generate --run runs/play --temperature 0", "always the likeliest token"),
+        ],
+    ),
+    "compare": Verb(
+        config=CompareConfig,
+        run=compare,
+        examples=[
+            ("lm compare", "eight models on WikiText-2, hours on a CPU"),
+            ("lm compare --models gpt2 leap:windowed --steps 200", "two of them, briefly"),
+            (
+                "lm compare --tokenizer spiece.model --train-tokenizer None --length 2048 "
+                "--batch 2 --epochs 20",
+                "LEAP's own experiment in full, given T5's tokenizer",
+            ),
+        ],
+    ),
+    "presets": Verb(
+        config=PresetsConfig,
+        run=presets,
+        examples=[("lm presets", "names to give as --preset")],
+    ),
+}

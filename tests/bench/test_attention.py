@@ -1,0 +1,126 @@
+from dataclasses import replace
+from itertools import groupby
+
+import pytest
+import torch
+
+from leap.bench import attention
+from leap.bench.attention import BenchConfig, measure
+from leap.bench.mechanisms import mechanisms
+from leap.errors import ConfigError, LeapError
+
+TINY = BenchConfig(lengths=(32, 8), heads=2, width=16, windows=(4,), repeats=2, budget=0.05)
+
+
+@pytest.fixture(scope="module")
+def report():
+    return measure(TINY)
+
+
+def test_every_mechanism_is_measured_at_every_length_in_both_passes(report):
+    names = [m.name for m in mechanisms(TINY.windows)]
+    cases = [(r.length, r.passes, r.mechanism) for r in report.results]
+    passes = ("forward", "forward+backward")
+    assert cases == [(n, p, name) for n in (8, 32) for p in passes for name in names]
+    for result in report.results:
+        assert result.seconds == min(result.turns) > 0
+        assert 1 <= len(result.turns) <= TINY.repeats
+        assert result.peak_bytes >= 2 * result.length * 16 * 4  # The output: heads, width, bytes.
+
+
+def test_speed_is_relative_to_the_baseline_at_the_same_length(report):
+    taken = {(r.mechanism, r.length, r.passes): r.seconds for r in report.results}
+    for r in report.results:
+        assert r.speed == taken[r.baseline, r.length, r.passes] / r.seconds
+
+
+def test_the_machine_is_described(report):
+    assert report.machine["torch"] == torch.__version__
+    assert report.machine["clock"] == "CPU time"
+    assert report.machine["processor"]
+
+
+def test_baselines_come_along_with_what_is_chosen():
+    def names(*chosen):
+        return [m.name for m in replace(TINY, mechanisms=chosen).chosen_mechanisms()]
+
+    assert names("leap-w4") == ["softmax", "leap-w4"]
+    both_ways = ["softmax-bidirectional", "leapformer-bidirectional"]
+    assert names("leapformer-bidirectional") == both_ways
+    assert names("softmax") == ["softmax"]
+
+
+def test_mechanisms_take_turns(monkeypatch):
+    called = []
+
+    def watched(name):
+        def attend(q, k, v):
+            called.append(name)
+            return v
+
+        return attend
+
+    entry = mechanisms()[0]
+    entries = [replace(entry, name=name, attend=watched(name)) for name in ("softmax", "b", "c")]
+    monkeypatch.setattr(attention, "mechanisms", lambda windows: entries)
+    monkeypatch.setattr(attention, "check_definition", lambda mechanism, inputs: None)
+    config = BenchConfig(lengths=(8,), mechanisms=("all",), repeats=3, budget=60.0)
+    monkeypatch.setattr(attention, "PASSES", ("forward",))
+    measure(config)
+    order = "".join(name[0] for name, _ in groupby(called))
+    assert order == "sbc" + "sbc" * config.repeats  # Memory, then turns of time.
+
+
+def test_a_slow_mechanism_gets_fewer_turns_but_at_least_one():
+    config = replace(TINY, lengths=(64,), mechanisms=("leap",), repeats=3)
+    generous = measure(replace(config, budget=60.0)).results
+    assert {len(r.turns) for r in generous} == {3}
+    hasty = measure(replace(config, budget=1e-6)).results
+    assert {len(r.turns) for r in hasty} == {1}
+
+
+def test_nothing_is_measured_of_a_mechanism_that_is_wrong(monkeypatch):
+    entries = mechanisms()
+    wrong = replace(entries[0], name="wrong", attend=lambda q, k, v: q + k + v)
+    monkeypatch.setattr(attention, "mechanisms", lambda windows: [*entries, wrong])
+    with pytest.raises(LeapError, match="wrong disagrees with its definition"):
+        measure(TINY)
+
+
+def test_progress_runs_from_nothing_to_almost_all():
+    seen = []
+    config = replace(TINY, lengths=(8,), mechanisms=("leap-w4",))
+    measure(config, lambda *step: seen.append(step))
+    done = [d for d, _, _ in seen]
+    totals = {total for _, total, _ in seen}
+    assert done == sorted(done) and done[0] == 0 and totals == {done[-1] + 1}
+    assert any("8 tokens, forward: time of leap-w4" in doing for *_, doing in seen)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
+def test_other_precisions_can_be_measured(dtype):
+    config = replace(TINY, lengths=(8,), mechanisms=("leapformer",), dtype=dtype, repeats=1)
+    assert len(measure(config).results) == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lengths": ()}, "nothing to measure"),
+        ({"lengths": (256, 0)}, r"lengths=\(256, 0\) must be at least 1"),
+        ({"windows": (-1,)}, r"windows=\(-1,\) must be at least 1"),
+        ({"threads": 0}, "threads=0 must be at least 1"),
+        ({"budget": 0.0}, "budget=0.0 must be more than 0"),
+        (
+            {"mechanisms": ("leapfromer",)},
+            "'leapfromer'; there are softmax, .*leap-w4,",
+        ),
+        ({"device": "abacus"}, "device='abacus' cannot be measured"),
+        ({"device": "meta"}, "device='meta' cannot be measured"),
+        ({"device": "cuda:99"}, "device='cuda:99' is not here: torch finds"),
+    ],
+    ids=str,
+)
+def test_a_setting_that_cannot_work_is_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        BenchConfig(**settings)

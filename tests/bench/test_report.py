@@ -1,0 +1,99 @@
+import json
+from dataclasses import replace
+
+import pytest
+from matplotlib.image import imread
+
+from leap.bench import report as reporting
+from leap.bench.attention import BenchConfig, Report, Result, describe_machine
+from leap.errors import FileError
+
+MIB = 2**20
+
+
+def result(mechanism, length, seconds, speed, n_mib, passes="forward+backward"):
+    return Result(
+        mechanism=mechanism,
+        baseline="softmax",
+        length=length,
+        passes=passes,
+        seconds=seconds,
+        speed=speed,
+        peak_bytes=n_mib * MIB,
+        turns=(seconds, 2 * seconds),
+    )
+
+
+def make_report():
+    config = BenchConfig(lengths=(1024, 2048))
+    rows = [
+        result("softmax", 1024, 0.1, 1.0, 4),
+        result("leap-w64", 1024, 0.05, 2.0, 3),
+        result("softmax", 2048, 0.4, 1.0, 8),
+        result("leap-w64", 2048, 0.1, 4.0, 6),
+    ]
+    rows += [replace(r, passes="forward", seconds=r.seconds / 100) for r in rows]
+    return Report(config=config, machine=describe_machine(config), results=rows)
+
+
+def test_tables_give_speed_then_time_then_memory_of_what_training_takes_first():
+    speed, time, memory, *forward = reporting.tables(make_report())
+    assert speed.columns == ["tokens", "1024", "2048"]
+    assert speed.rows == [["leap-w64", "2.0x", "4.0x"]]
+    assert time.columns == ["tokens", "1024", "2048", "growth"]
+    assert time.rows == [["softmax", "100", "400", "t^2.0"], ["leap-w64", "50", "100", "t^1.0"]]
+    assert memory.rows == [["softmax", "4.0", "8.0", "t^1.0"], ["leap-w64", "3.0", "6.0", "t^1.0"]]
+    assert [t.title.split(":")[0] for t in forward] == ["forward"] * 3
+    assert forward[1].rows[1] == ["leap-w64", "0.50", "1.0", "t^1.0"]
+
+
+def test_one_length_shows_no_growth():
+    report = make_report()
+    short = replace(report, results=[r for r in report.results if r.length == 1024])
+    assert reporting.tables(short)[1].columns == ["tokens", "1024"]
+
+
+def test_markdown_has_every_table_and_says_what_it_was_measured_on():
+    text = reporting.markdown(make_report())
+    assert text.startswith("Batch 1, 8 heads of 64, float32; CPU time on 1 thread of ")
+    assert "| leap-w64 | 2.0x | 4.0x |" in text.splitlines()
+    assert "| tokens | 1024 | 2048 | growth |\n| --- | --: | --: | --: |" in text
+
+
+def test_files_are_written_and_hold_everything(tmp_path):
+    report = make_report()
+    folder = tmp_path / "not" / "there" / "yet"
+    paths = reporting.write(report, folder)
+    assert sorted(paths) == sorted(folder.iterdir())
+
+    stored = json.loads((folder / "results.json").read_text())
+    assert stored["config"]["lengths"] == [1024, 2048]
+    assert stored["config"]["output"] == str(report.config.output)
+    assert stored["machine"] == report.machine
+    assert stored["results"][1]["mechanism"] == "leap-w64"
+    assert stored["results"][1]["turns"] == [0.05, 0.1]
+
+    assert (folder / "results.md").read_text() == reporting.markdown(report)
+    height, width, _ = imread(folder / "attention.png").shape
+    assert width >= 1200 and height >= 800
+
+
+def test_the_plot_names_its_axes_with_units_and_every_mechanism():
+    figure = reporting.plot(make_report())
+    labels = {text for axes in figure.axes for text in (axes.get_xlabel(), axes.get_ylabel())}
+    assert {"length (tokens)", "CPU time (ms)"} <= labels
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["softmax", "leap-w64"]
+    assert all(axes.get_xscale() == axes.get_yscale() == "log" for axes in figure.axes)
+
+
+def test_no_two_mechanisms_look_alike():
+    names = ["softmax", "softmax-bidirectional", "leap", "leap-w4", "leap-w64", "new", "newer"]
+    styles = [tuple(style.items()) for style in reporting._styles(names).values()]
+    assert len(set(styles)) == len(names)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    taken = tmp_path / "taken"
+    taken.write_text("")
+    with pytest.raises(FileError, match=f"cannot write to {taken} .*; give another folder"):
+        reporting.make_folder(taken)

@@ -1,0 +1,76 @@
+from dataclasses import replace
+
+import pytest
+
+from leap.cli import main
+from leap.cli.bench import VERBS
+
+SMALL = ["--lengths", "8", "16", "--heads", "2", "--width", "16", "--repeats", "1"]
+SMALL += ["--mechanisms", "leapformer", "leap-w4"]
+
+
+def run(capsys, *arguments):
+    code = 0
+    try:
+        main(["bench", "attention", *arguments])
+    except SystemExit as leaving:
+        code = leaving.code
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_help_explains_the_flags_and_ends_with_examples(capsys):
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    assert "Measure the time and memory of every attention" in out
+    assert "--lengths" in out and "Numbers of tokens to attend over." in out
+    _, examples = out.split("\nexamples:\n")
+    for line, meaning in VERBS["attention"].examples:
+        assert f"  leap {line}  " in examples and meaning in examples
+
+
+def test_tables_are_printed_and_files_written(capsys, tmp_path):
+    code, out, err = run(capsys, *SMALL, "--output", str(tmp_path / "run"))
+    assert code == 0
+    assert "how many times as fast as scaled_dot_product_attention" in out
+    assert "leapformer" in out and "leap-w4" in out
+    for name in ("results.json", "results.md", "attention.png"):
+        assert f"wrote {tmp_path / 'run' / name}" in out
+        assert (tmp_path / "run" / name).stat().st_size > 0
+    assert "16 tokens, forward+backward" in err
+
+
+def test_an_unknown_mechanism_is_one_line(capsys, tmp_path):
+    code, out, err = run(capsys, "--mechanisms", "leapfromer", "--output", str(tmp_path))
+    assert (code, out) == (1, "")
+    assert err.startswith("leap: no mechanism is called 'leapfromer'; there are softmax, ")
+    assert err.count("\n") == 1
+
+
+def test_an_unknown_flag_is_named(capsys):
+    code, _, err = run(capsys, "--lenghts", "8")
+    assert code == 2
+    assert "--lenghts" in err
+
+
+@pytest.mark.parametrize("value", ["many", "1.5"])
+def test_a_value_of_the_wrong_kind_is_named(capsys, value):
+    code, _, err = run(capsys, "--heads", value)
+    assert code == 2
+    assert "--heads" in err and value in err
+
+
+def test_a_folder_that_cannot_be_written_shows_before_the_work(capsys, tmp_path, monkeypatch):
+    (tmp_path / "taken").write_text("")
+    monkeypatch.setattr("leap.cli.bench.measure", lambda *_: pytest.fail("measured in vain"))
+    code, _, err = run(capsys, "--output", str(tmp_path / "taken"))
+    assert code == 1
+    assert err.startswith(f"leap: cannot write to {tmp_path / 'taken'}")
+
+
+@pytest.mark.parametrize("example", [line for line, _ in VERBS["attention"].examples])
+def test_the_examples_are_commands_that_work(example, monkeypatch):
+    configs = []
+    monkeypatch.setitem(VERBS, "attention", replace(VERBS["attention"], run=configs.append))
+    main(example.split())
+    assert len(configs) == 1

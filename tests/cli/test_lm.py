@@ -1,0 +1,165 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from leap.cli import main
+from leap.cli.lm import VERBS
+from leap.models import LeapformerConfig
+from leap.tasks.lm.model import PresetSize
+
+SMALL = [
+    *("--hidden-size", "16", "--n-layer", "2", "--n-head", "2", "--length", "32"),
+    *("--batch", "4", "--steps", "4", "--evaluate-every", "2", "--log-every", "1"),
+    *("--position-embedding", "none"),
+]
+
+
+@pytest.fixture(scope="module")
+def play(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "play.txt"
+    path.write_text("".join(f"Enter the king, number {i}.\n" for i in range(200)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def run_folder(play):
+    main(["lm", "train", "--data", str(play), "--output", str(play.parent / "run"), *SMALL])
+    return play.parent / "run"
+
+
+def run(capsys, *arguments):
+    code = 0
+    try:
+        main(["lm", *map(str, arguments)])
+    except SystemExit as leaving:
+        code = leaving.code
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_explains_the_flags_and_ends_with_examples(capsys, verb):
+    code, out, _ = run(capsys, verb, "--help")
+    assert code == 0
+    assert VERBS[verb].summary in out
+    _, examples = out.split("\nexamples:\n")
+    for line, meaning in VERBS[verb].examples:
+        assert f"  leap {line}  " in examples and meaning in examples
+
+
+def test_the_help_of_a_mixed_config_knows_every_flag(capsys):
+    _, out, _ = run(capsys, "train", "--help")
+    for words in (
+        "Tokens in a sequence.",
+        "Windows of LEAP layers",
+        "Peak learning rate",
+        "Width;",
+    ):
+        assert words in out
+
+
+@pytest.mark.parametrize(
+    ("verb", "example"), [(verb, line) for verb in VERBS for line, _ in VERBS[verb].examples]
+)
+def test_the_examples_are_commands_that_work(verb, example, monkeypatch):
+    configs = []
+    monkeypatch.setitem(VERBS, verb, replace(VERBS[verb], run=configs.append))
+    main(example.split())
+    assert len(configs) == 1
+
+
+def test_train_tells_what_came_out_and_where_it_is(capsys, play, tmp_path):
+    code, out, err = run(capsys, "train", "--data", play, "--output", tmp_path / "run", *SMALL)
+    assert code == 0
+    assert "best at step 4 of 4" in out
+    assert "test perplexity" in out and "bits a byte" in out
+    assert f"wrote {tmp_path / 'run'}" in out
+    assert [line.split()[0] for line in err.splitlines()] == ["2/4", "4/4"]
+
+
+def test_eval_prints_the_numbers(capsys, run_folder, play, tmp_path):
+    output = tmp_path / "score.json"
+    arguments = ["--run", run_folder, "--data", play, "--stateful", "--output", output]
+    code, out, err = run(capsys, "eval", *arguments)
+    assert (code, err) == (0, "")
+    score = json.loads(output.read_text())
+    assert f"{score['tokens']:,} tokens" in out
+    assert f"perplexity a token  {score['perplexity']:.3f}" in out
+    assert f"wrote {output}" in out
+
+
+def test_generate_prints_the_prompt_the_text_and_the_speed(capsys, run_folder, tmp_path):
+    arguments = ["--run", run_folder, "--tokens", 9, "--past-end", "--state", tmp_path / "tale"]
+    code, out, err = run(capsys, "generate", *arguments, "--prompt", "Enter")
+    assert code == 0
+    assert out.startswith("Enter") and out.endswith("\n")
+    assert err.startswith("[9 tokens, ") and " a second, state of " in err
+    assert f"kept in {tmp_path / 'tale'}]" in err
+    code, out, _ = run(capsys, "generate", *arguments)
+    assert code == 0 and not out.startswith("Enter")
+
+
+def test_compare_prints_the_table(capsys, play, tmp_path):
+    flags = [flag if flag != "none" else "learned" for flag in SMALL]
+    code, out, err = run(
+        capsys, "compare", "--data", play, "--output", tmp_path, "--train-tokenizer", 260,
+        "--models", "gpt2", "leap:windowed", *flags,
+    )  # fmt: skip
+    assert code == 0
+    assert "perplexity" in out and "leap:windowed" in out and "peak MiB" in out
+    assert f"wrote {tmp_path / 'results.md'}" in out
+    assert "gpt2 2/4" in err
+
+
+def test_presets_are_listed(capsys, monkeypatch):
+    size = PresetSize("tiny", 35_000, 1_234, LeapformerConfig(hidden_size=48, n_layer=3))
+    monkeypatch.setattr("leap.cli.lm.preset_sizes", lambda: [size])
+    code, out, _ = run(capsys, "presets")
+    assert code == 0
+    for words in ("tiny", "35,000", "48 x 3", "state bytes", "1,234"):
+        assert words in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--data", "missing.txt"], "no text file at missing.txt"),
+        (["train", "--steps", "3", "--epochs", "1"], "steps=3 and epochs=1.0: give one of them"),
+        (["train", "--batch", "6", "--accumulate", "4"], "batch=6 does not divide"),
+        (["eval", "--run", "nowhere"], "no run folder at nowhere"),
+        (["generate", "--run", "nowhere"], "no run folder at nowhere"),
+        (["generate", "--run", "nowhere", "--tokens", "0"], "tokens=0 must be 1 or more"),
+        (["compare", "--models", "gpt3"], "models: 'gpt3' in 'gpt3' is not known"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_error_is_one_line(capsys, monkeypatch, tmp_path, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (1, "")
+    assert err.startswith(f"leap: {message}") and err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["train", "--stesp", "3"], "--stesp"),
+        (["train", "--steps", "few"], "--steps"),
+        (["eval"], "--run"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_bad_flag_is_named(capsys, arguments, named):
+    code, _, err = run(capsys, *arguments)
+    assert code == 2
+    assert named in err
+
+
+def test_a_run_is_not_overwritten_by_another(capsys, run_folder, play):
+    code, _, err = run(
+        capsys, "train", "--data", play, "--output", run_folder, *SMALL, "--seed", "3"
+    )
+    assert code == 1
+    assert err.startswith(f"leap: {run_folder} holds a run with seed=0, not 3")
