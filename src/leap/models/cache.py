@@ -174,8 +174,8 @@ def _flatten_with_keys(cache: StateCache) -> tuple[list[tuple[Any, Any]], int]:
 
 def _unflatten(values: Iterable[Any], n_layer: int) -> StateCache:
     cache, values = StateCache(n_layer), list(values)
-    for layer, state, n_tokens in zip(cache.layers, values[::2], values[1::2], strict=True):
-        layer.put(state, n_tokens)
+    for layer, past, n_tokens in zip(cache.layers, values[::2], values[1::2], strict=True):
+        layer.put(past, n_tokens)
     return cache
 
 
