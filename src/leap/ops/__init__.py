@@ -12,7 +12,7 @@ from leap.ops.linear import (
     causal_proportional_attention,
     linear_attention,
 )
-from leap.ops.softmax import SoftmaxState, softmax_attention
+from leap.ops.softmax import SoftmaxState, causal_softmax_attention, softmax_attention
 from leap.ops.staircase import staircase_linear_attention
 from leap.ops.state import State, load_state, load_states, save_states
 
@@ -26,6 +26,7 @@ __all__ = [
     "additive_pool",
     "causal_linear_attention",
     "causal_proportional_attention",
+    "causal_softmax_attention",
     "linear_attention",
     "load_state",
     "load_states",

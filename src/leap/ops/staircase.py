@@ -22,7 +22,7 @@ from leap.errors import InputError
 from leap.ops.checks import shape
 from leap.ops.linear import causal_linear_attention, check_inputs
 from leap.ops.linear.chunked import normalised, unit_scale
-from leap.ops.state import accumulator, mask_tokens
+from leap.ops.state import accumulator, as_given, mask_tokens
 
 QUERIES_AT_ONCE = 64
 
@@ -58,12 +58,13 @@ def staircase_linear_attention(
     values = torch.cat([values, torch.ones_like(values[..., :1])], dim=-1)
 
     (t, f), (n, e) = q.shape[2:], values.shape[2:]
-    if t * n * (f + e) <= 2 * (t + n) * f * e:
-        attended = square(q, k, values, visible)
-    elif visible.ndim == 1 and not torch.compiler.is_compiling():
-        attended = blocks(q, k, values, visible)
-    else:
-        attended = interleaved(q, k, values, visible)
+    with as_given(q):
+        if t * n * (f + e) <= 2 * (t + n) * f * e:
+            attended = square(q, k, values, visible)
+        elif visible.ndim == 1 and not torch.compiler.is_compiling():
+            attended = blocks(q, k, values, visible)
+        else:
+            attended = interleaved(q, k, values, visible)
     num, den = attended.split([e - 1, 1], dim=-1)
     return (normalised(num, den, eps * scale) if normalise else num / scale).to(v.dtype)
 

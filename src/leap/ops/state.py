@@ -279,6 +279,14 @@ def accumulator(*tensors: Tensor) -> torch.dtype:
     return dtype
 
 
+def as_given(x: Tensor) -> torch.autocast:
+    """A context in which products keep the precision of what is multiplied.
+
+    Autocast would round to half precision what an op has just brought to full.
+    """
+    return torch.autocast(x.device.type, enabled=False)
+
+
 def mask_tokens(x: Tensor, key_mask: Tensor | None) -> Tensor:
     """`x` `[b, h, t, ...]` with 0 at pads, whatever stood there; mask `[b, t]` or `[b, 1, t]`."""
     if key_mask is None:

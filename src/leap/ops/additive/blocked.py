@@ -37,7 +37,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from leap.ops.state import accumulator
+from leap.ops.state import accumulator, as_given
 
 BLOCK = 16  # Tokens a block: weights cost BLOCK a token, totals 1 / BLOCK.
 CACHE = 8192  # Tokens worked on at once on a processor, so that what they need stays in its cache.
@@ -383,7 +383,7 @@ def attend(
     past = _Past.of(past_focus, past_v, past_mass)
     n_past = 0 if past is None else past.logit.shape[2]
     o, unrounded, peaks, inverses, n_last, z_last = _outputs(focus, v)
-    with torch.autocast(v.device.type, enabled=False):
+    with as_given(v):
         for group in _groups(v, n_past, _real_first(mask, window)):
             logit, values, mass, real = _Elements.of(group, focus, v, mask, past)
             peak = sliding_max(logit, window)
@@ -423,7 +423,7 @@ def attend_backward(
     past = _Past.of(past_focus, past_v, past_mass)
     n_past = 0 if past is None else past.logit.shape[2]
     dfocus, dv, dpast = _gradients(focus, v, past)
-    with torch.autocast(v.device.type, enabled=False):
+    with as_given(v):
         for group in _groups(v, n_past, _real_first(mask, window)):
             logit, values, mass, real = _Elements.of(group, focus, v, mask, past)
             dn = group.take(do) * group.rows(inverses).unsqueeze(-1)

@@ -19,7 +19,7 @@ from torch import Tensor
 from leap.errors import InputError
 from leap.ops.additive.blocked import ceiling_over
 from leap.ops.checks import shape
-from leap.ops.state import Recurrent, accumulator, count_tokens, mask_tokens, state
+from leap.ops.state import Recurrent, accumulator, as_given, count_tokens, mask_tokens, state
 
 
 @state
@@ -68,7 +68,7 @@ class FocusState(Recurrent):
         focus, v = mask_focus(focus, key_mask).to(dtype), mask_tokens(v, key_mask).to(dtype)
         peak = focus.detach().amax(-1)
         weights = (focus - ceiling_over(peak).unsqueeze(-1)).exp()
-        with torch.autocast(v.device.type, enabled=False):
+        with as_given(v):
             sum = (weights.unsqueeze(2) @ v).squeeze(2)
         return cls.made_of(peak, weights.sum(-1), sum, length)
 

@@ -32,6 +32,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from leap.ops.state import as_given
+
 ROWS_AT_ONCE = 32  # With more rows a chunk's matrices outgrow the cache.
 
 
@@ -139,7 +141,8 @@ def _turn(p: Tensor | None) -> Tensor | None:
     if p is None:
         return None
     angle = p * (math.pi / 2)
-    return torch.stack([angle.sin(), angle.cos()], dim=-1)
+    # The cosine of what rounds to more than pi/2 is negative, and so would a score be.
+    return torch.stack([angle.sin(), angle.cos().clamp_min(0)], dim=-1)
 
 
 def _turn_backward(dx: Tensor, x: Tensor) -> Tensor:
@@ -193,15 +196,16 @@ def attend(
     kv_after, k_sum_after = kv.clone(), k_sum.clone()
     inputs = tuple(_rows(x) for x in (q, k, v, p, s))
     outputs = [x.flatten(0, 1) for x in (o, den, kv_after, k_sum_after.unsqueeze(-1))]
-    for rows in _spans(outputs[0].shape[0], ROWS_AT_ONCE):
-        group = _Rows.of(inputs, rows, kv.dtype)
-        o_, den_, kv_, k_sum_ = (x[rows] for x in outputs)
-        for span in _spans(q.shape[2], chunk_size):
-            c = group.chunk(span)
-            num, den_c = c.attend(kv_, k_sum_)
-            den_[:, span] = den_c
-            o_[:, span] = normalised(num, den_c, eps * c.scale) if normalise else num / c.scale
-            c.advance_(kv_, k_sum_)
+    with as_given(q):
+        for rows in _spans(outputs[0].shape[0], ROWS_AT_ONCE):
+            group = _Rows.of(inputs, rows, kv.dtype)
+            o_, den_, kv_, k_sum_ = (x[rows] for x in outputs)
+            for span in _spans(q.shape[2], chunk_size):
+                c = group.chunk(span)
+                num, den_c = c.attend(kv_, k_sum_)
+                den_[:, span] = den_c
+                o_[:, span] = normalised(num, den_c, eps * c.scale) if normalise else num / c.scale
+                c.advance_(kv_, k_sum_)
     return o, den, kv_after, k_sum_after
 
 
@@ -231,21 +235,22 @@ def attend_backward(
     totals = [x.flatten(0, 1) for x in (dkv_before, dk_sum_before.unsqueeze(-1))]
     outputs = [x.flatten(0, 1) if x.ndim > 2 else x for x in (dq, dk, dv, dp, ds)]
     spans = _spans(q.shape[2], chunk_size)
-    for rows in _spans(saved[0].shape[0], ROWS_AT_ONCE):
-        group = _Rows.of(inputs, rows, kv.dtype)
-        do_, o_, den_, kv_, k_sum_ = (x[rows] for x in saved)
-        dkv_, dk_sum_ = (x[rows] for x in totals)
-        g, h = _through_the_division(do_, o_, den_, group.scale, normalise, eps)
-        before = _states_before(group, kv_, k_sum_, spans)
-        for span, (kv_c, k_sum_c) in zip(reversed(spans), reversed(before), strict=True):
-            c = group.chunk(span)
-            grads = c.backward_(g[:, span], h[:, span], kv_c, k_sum_c, dkv_, dk_sum_)
-            dq_c, dk_c, dv_c, dx, dy = grads
-            for out, grad in zip(outputs, (dq_c, dk_c, dv_c), strict=False):
-                out[rows, span] = grad
-            for out, dturn, turn in zip(outputs[3:], (dx, dy), (c.x, c.y), strict=True):
-                if dturn is not None and turn is not None:
-                    out[rows, span] = _turn_backward(dturn, turn)
+    with as_given(q):
+        for rows in _spans(saved[0].shape[0], ROWS_AT_ONCE):
+            group = _Rows.of(inputs, rows, kv.dtype)
+            do_, o_, den_, kv_, k_sum_ = (x[rows] for x in saved)
+            dkv_, dk_sum_ = (x[rows] for x in totals)
+            g, h = _through_the_division(do_, o_, den_, group.scale, normalise, eps)
+            before = _states_before(group, kv_, k_sum_, spans)
+            for span, (kv_c, k_sum_c) in zip(reversed(spans), reversed(before), strict=True):
+                c = group.chunk(span)
+                grads = c.backward_(g[:, span], h[:, span], kv_c, k_sum_c, dkv_, dk_sum_)
+                dq_c, dk_c, dv_c, dx, dy = grads
+                for out, grad in zip(outputs, (dq_c, dk_c, dv_c), strict=False):
+                    out[rows, span] = grad
+                for out, dturn, turn in zip(outputs[3:], (dx, dy), (c.x, c.y), strict=True):
+                    if dturn is not None and turn is not None:
+                        out[rows, span] = _turn_backward(dturn, turn)
     return dq, dk, dv, dp, ds, dkv_before, dk_sum_before
 
 

@@ -14,6 +14,8 @@ Axes: b batch, h heads, c tokens of a chunk, f features, e values.
 import torch
 from torch import Tensor
 
+from leap.ops.state import as_given
+
 LOWEST = -1e4  # A gate of 0 has the log -inf, and -inf - -inf is no number; exp(-1e4) is 0 too.
 
 
@@ -23,19 +25,20 @@ def gated_attend(
     """Numerators `[b, h, t, e]`, denominators `[b, h, t, 1]` and the sums after the last token."""
     nums, dens = [], []
     k_sum = k_sum.unsqueeze(-1)
-    for q_c, k_c, v_c, gate in zip(
-        *(x.split(chunk_size, dim=2) for x in (q, k, v, log_gate)), strict=True
-    ):
-        decay = gate.cumsum(2)
-        scores = decayed_scores(q_c, k_c, decay)
-        since = q_c * decay.exp()
-        nums.append(scores @ v_c + since @ kv)
-        dens.append(scores.sum(-1, keepdim=True) + since @ k_sum)
+    with as_given(q):
+        for q_c, k_c, v_c, gate in zip(
+            *(x.split(chunk_size, dim=2) for x in (q, k, v, log_gate)), strict=True
+        ):
+            decay = gate.cumsum(2)
+            scores = decayed_scores(q_c, k_c, decay)
+            since = q_c * decay.exp()
+            nums.append(scores @ v_c + since @ kv)
+            dens.append(scores.sum(-1, keepdim=True) + since @ k_sum)
 
-        to_end = decay[:, :, -1:]
-        kept = k_c * (to_end - decay).exp()
-        kv = to_end.mT.exp() * kv + kept.mT @ v_c
-        k_sum = to_end.mT.exp() * k_sum + kept.sum(2).unsqueeze(-1)
+            to_end = decay[:, :, -1:]
+            kept = k_c * (to_end - decay).exp()
+            kv = to_end.mT.exp() * kv + kept.mT @ v_c
+            k_sum = to_end.mT.exp() * k_sum + kept.sum(2).unsqueeze(-1)
     return torch.cat(nums, dim=2), torch.cat(dens, dim=2), kv, k_sum.squeeze(-1)
 
 

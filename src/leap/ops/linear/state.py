@@ -17,7 +17,7 @@ from torch import Tensor
 from leap.errors import InputError
 from leap.ops.checks import shape
 from leap.ops.linear.chunked import normalised, unit_scale
-from leap.ops.state import Recurrent, count_tokens, mask_tokens, state
+from leap.ops.state import Recurrent, as_given, count_tokens, mask_tokens, state
 
 
 @state
@@ -60,15 +60,14 @@ class LinearState(Recurrent):
         k, v = mask_tokens(k.to(total), key_mask), mask_tokens(v.to(total), key_mask)
         length = self.length + count_tokens(k, key_mask)
         if log_gate is None:
-            return replace(
-                self, kv=self.kv + k.mT @ v, k=self.k + k.sum(2), length=length, trail=None
-            )
+            kv = self.kv + _outer(k, v)
+            return replace(self, kv=kv, k=self.k + k.sum(2), length=length, trail=None)
         log_gate = mask_tokens(log_gate.to(total), key_mask)
         later = torch.nn.functional.pad(log_gate[:, :, 1:], (0, 0, 0, 1))  # what comes after j
         k = k * later.flip(2).cumsum(2).flip(2).exp()
         new = replace(
             self,
-            kv=k.mT @ v,
+            kv=_outer(k, v),
             k=k.sum(2),
             log_decay=log_gate.sum(2).expand_as(self.k),
             length=length - self.length,
@@ -85,10 +84,10 @@ class LinearState(Recurrent):
             raise InputError(f"q is {shape(q)}; this state answers queries [{b}, {h}, any, {f}]")
         scale = unit_scale(q.to(self.kv.dtype))
         scaled = q.to(self.kv.dtype) * scale
-        num = scaled @ self.kv
+        with as_given(q):
+            num, den = scaled @ self.kv, scaled @ self.k.unsqueeze(-1)
         if not normalise:
             return (num / scale).to(q.dtype)
-        den = scaled @ self.k.unsqueeze(-1)
         return normalised(num, den, eps * scale).to(q.dtype)
 
     def merge(self, later: "LinearState") -> "LinearState":
@@ -125,3 +124,9 @@ class LinearState(Recurrent):
             raise InputError("a gated state cannot subtract tokens; use record() and rollback(n)")
         length = self.length - count_tokens(k, key_mask)
         return replace(self.advance(k=-k, v=v, key_mask=key_mask), length=length)
+
+
+def _outer(k: Tensor, v: Tensor) -> Tensor:
+    """sum_j k_j v_j^T."""
+    with as_given(k):
+        return k.mT @ v
