@@ -54,5 +54,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "installing into $(VENV): a few minutes the first time"
 	@# torch on its own first, so that nothing later can bring another build of it.
 	@$(PIP) install -c constraints.txt torch
-	@$(PIP) install -c constraints.txt -e '.[dev]'
+	@$(PIP) install -c constraints.txt -e '.[dev,lm]'
 	@printf '%s' '$(CURDIR)' > $@

@@ -440,6 +440,36 @@ def test_scaling_a_query_changes_no_digit():
     assert torch.equal(scaled, expected)
 
 
+def test_autocast_rounds_nothing():
+    inputs = make_qkv(50, dtype=torch.float32), make_proportions(50, dtype=torch.float32)
+    gate, visible = -torch.rand(2, 3, 50), torch.arange(50) + 1
+
+    def every(q, k, v, p, s):
+        o, state = causal_proportional_attention(q, k, v, p, s)
+        return (
+            o,
+            state.kv,
+            causal_linear_attention(q, k, v, log_gate=gate)[0],
+            linear_attention(q, k, v),
+            staircase_linear_attention(q, k, v, visible),
+            *torch.autograd.grad(o.square().sum(), (q, k, v, p, s)),
+        )
+
+    expected = every(*inputs[0], *inputs[1])
+    with torch.autocast("cpu", torch.bfloat16):
+        actual = every(*inputs[0], *inputs[1])
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+
+
+def test_extreme_proportions_never_make_a_score_negative():
+    """cos(pi/2) is -4e-8 in single precision, and 1e15 of that would be no small thing."""
+    q = k = v = torch.full((1, 1, 3, 2), 1e15, requires_grad=True)
+    p, s = torch.ones(1, 1, 3), torch.zeros(1, 1, 3)
+    o, _ = causal_proportional_attention(q, k, v, p, s)
+    assert o.isfinite().all()
+    assert (o >= 0).all()
+
+
 def test_results_are_bit_equal_from_run_to_run():
     runs = []
     for _ in range(2):

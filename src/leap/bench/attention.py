@@ -16,7 +16,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from leap.bench.measure import Call, Clock, clock_for, peak_bytes, seconds, threads
+from leap.bench.measure import (
+    Call,
+    Clock,
+    clock_for,
+    keep_freed_memory,
+    peak_bytes,
+    seconds,
+    threads,
+)
 from leap.bench.mechanisms import Mechanism, check_definition, make_inputs, mechanisms
 from leap.errors import ConfigError
 
@@ -165,6 +173,7 @@ def measure(config: BenchConfig, progress: Progress = lambda done, total, doing:
     steps = _Steps(progress, total=len(chosen) + 2 * n_cases)
 
     results: list[Result] = []
+    keep_freed_memory()
     with threads(config.threads):
         inputs = _make_inputs(config, N_TOKENS_CHECKED)
         for mechanism in chosen:

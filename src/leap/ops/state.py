@@ -11,6 +11,7 @@ to two continuations is a fork, and gradients flow through it as through any oth
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, dataclass_transform
@@ -279,11 +280,13 @@ def accumulator(*tensors: Tensor) -> torch.dtype:
     return dtype
 
 
-def as_given(x: Tensor) -> torch.autocast:
+def as_given(x: Tensor) -> AbstractContextManager[Any]:
     """A context in which products keep the precision of what is multiplied.
 
     Autocast would round to half precision what an op has just brought to full.
     """
+    if not torch.amp.is_autocast_available(x.device.type):  # The meta device has none.
+        return nullcontext()
     return torch.autocast(x.device.type, enabled=False)
 
 

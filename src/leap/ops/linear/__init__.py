@@ -191,7 +191,7 @@ def _chunked(
     eps: float,
 ) -> tuple[Tensor, LinearState]:
     size = _chunk_size(chunk_size)
-    o, _, kv, k_sum = attend(q, k, v, p, s, before.kv, before.k, size, normalise, eps)
+    o, _, kv, k_sum, *_ = attend(q, k, v, p, s, before.kv, before.k, size, normalise, eps)
     length = before.length + count_tokens(k, key_mask)
     return o, LinearState(kv=kv, k=k_sum, log_decay=before.log_decay, length=length)
 

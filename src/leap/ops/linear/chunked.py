@@ -18,9 +18,10 @@ Backward, with g = do / den and h = -(do . o) / den (0 where the floor eps holds
     dfq_i = kv g_i + k_sum h_i                         dkv    += fq^T g
     dfk_j = dkv v_j + dk_sum                           dk_sum += fq^T h
 
-and the product rule on a, fq and fk. Inputs, output and `den` are all that is kept for it. The
-loop takes one chunk after the other rather than all at once, because the dozen small matrices of
-a chunk then stay in the processor's cache.
+and the product rule on a, fq and fk. Kept for it are inputs, output, `den`, and the state at
+every so many tokens, from which those between are computed again. The loop takes one chunk after
+the other rather than all at once, because the dozen small matrices of a chunk then stay in the
+processor's cache.
 
 Axes: b batch, h heads, t tokens, f features (2f with proportions), e values; r = b h rows,
 c tokens of a chunk.
@@ -34,7 +35,12 @@ from torch import Tensor
 
 from leap.ops.state import as_given
 
+Inputs = tuple[
+    Tensor | None, ...
+]  # Rows `[r, t, ...]` of q, k, v, and of p and s if there are any.
+
 ROWS_AT_ONCE = 32  # With more rows a chunk's matrices outgrow the cache.
+TOKENS_AT_ONCE = 1024  # Brought to full precision and scaled at once: a copy that fits the cache.
 
 
 def unit_scale(q: Tensor) -> Tensor:
@@ -58,7 +64,7 @@ def normalised(num: Tensor, den: Tensor, floor: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Some rows of the inputs, `[r, t, ...]`, in the accumulator's precision, queries scaled."""
+    """A stretch of some rows, `[r, t, ...]`, in the accumulator's precision, queries scaled."""
 
     q: Tensor
     k: Tensor
@@ -68,8 +74,8 @@ class _Rows:
     scale: Tensor
 
     @classmethod
-    def of(cls, inputs: tuple[Tensor | None, ...], rows: slice, dtype: torch.dtype) -> "_Rows":
-        q, k, v, p, s = (None if x is None else x[rows].to(dtype) for x in inputs)
+    def of(cls, inputs: Inputs, rows: slice, stretch: slice, dtype: torch.dtype) -> "_Rows":
+        q, k, v, p, s = (None if x is None else x[rows, stretch].to(dtype) for x in inputs)
         assert q is not None and k is not None and v is not None
         scale = unit_scale(q)
         return cls(q * scale, k, v, _turn(p), _turn(s), scale)
@@ -172,7 +178,12 @@ def _rows(x: Tensor | None) -> Tensor | None:
 
 
 def _spans(length: int, size: int) -> list[slice]:
-    return [slice(start, start + size) for start in range(0, length, size)]
+    return [slice(start, min(start + size, length)) for start in range(0, length, size)]
+
+
+def _stretches(length: int, chunk_size: int) -> list[slice]:
+    """Runs of chunks that are brought to full precision together."""
+    return _spans(length, max(chunk_size, TOKENS_AT_ONCE // chunk_size * chunk_size))
 
 
 @torch.library.custom_op("leap::causal_linear_attention", mutates_args=())
@@ -187,26 +198,40 @@ def attend(
     chunk_size: int,
     normalise: bool,
     eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Attended values `[b, h, t, e]`, denominators `[b, h, t, 1]` and the state after.
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Attended values `[b, h, t, e]`, denominators `[b, h, t, 1]`, the state after, and marks.
 
+    Marks are the states at the start of each stretch, `[stretches, b h, ...]`, for the backward.
     A custom op, so that a compiler takes it as it is: unrolling the loop would gain nothing.
     """
-    o, den = _like(v), kv.new_empty(*v.shape[:3], 1)
-    kv_after, k_sum_after = kv.clone(), k_sum.clone()
+    o, den, kv_after, k_sum_after, kv_marks, k_sum_marks = _outputs(q, v, kv, k_sum, chunk_size)
+    kv_after.copy_(kv)
+    k_sum_after.copy_(k_sum)
     inputs = tuple(_rows(x) for x in (q, k, v, p, s))
     outputs = [x.flatten(0, 1) for x in (o, den, kv_after, k_sum_after.unsqueeze(-1))]
     with as_given(q):
         for rows in _spans(outputs[0].shape[0], ROWS_AT_ONCE):
-            group = _Rows.of(inputs, rows, kv.dtype)
             o_, den_, kv_, k_sum_ = (x[rows] for x in outputs)
-            for span in _spans(q.shape[2], chunk_size):
-                c = group.chunk(span)
-                num, den_c = c.attend(kv_, k_sum_)
-                den_[:, span] = den_c
-                o_[:, span] = normalised(num, den_c, eps * c.scale) if normalise else num / c.scale
-                c.advance_(kv_, k_sum_)
-    return o, den, kv_after, k_sum_after
+            for i, stretch in enumerate(_stretches(q.shape[2], chunk_size)):
+                kv_marks[i, rows], k_sum_marks[i, rows] = kv_, k_sum_
+                part = _Rows.of(inputs, rows, stretch, kv.dtype)
+                for span in _spans(part.q.shape[1], chunk_size):
+                    c = part.chunk(span)
+                    num, den_c = c.attend(kv_, k_sum_)
+                    o_c = normalised(num, den_c, eps * c.scale) if normalise else num / c.scale
+                    o_[:, stretch][:, span], den_[:, stretch][:, span] = o_c, den_c
+                    c.advance_(kv_, k_sum_)
+    return o, den, kv_after, k_sum_after, kv_marks, k_sum_marks
+
+
+def _outputs(
+    q: Tensor, v: Tensor, kv: Tensor, k_sum: Tensor, chunk_size: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    n = len(_stretches(q.shape[2], chunk_size))
+    b, h, f, e = kv.shape
+    after = kv.new_empty(kv.shape), k_sum.new_empty(k_sum.shape)
+    marks = kv.new_empty(n, b * h, f, e), k_sum.new_empty(n, b * h, f, 1)
+    return _like(v), kv.new_empty(*v.shape[:3], 1), *after, *marks
 
 
 @torch.library.custom_op("leap::causal_linear_attention_backward", mutates_args=())
@@ -219,10 +244,10 @@ def attend_backward(
     v: Tensor,
     p: Tensor | None,
     s: Tensor | None,
-    kv: Tensor,
-    k_sum: Tensor,
     o: Tensor,
     den: Tensor,
+    kv_marks: Tensor,
+    k_sum_marks: Tensor,
     chunk_size: int,
     normalise: bool,
     eps: float,
@@ -231,26 +256,26 @@ def attend_backward(
     dq, dk, dv, dp, ds = _like(q), _like(k), _like(v), _like(p, q), _like(s, q)
     dkv_before, dk_sum_before = dkv.clone(), dk_sum.clone()
     inputs = tuple(_rows(x) for x in (q, k, v, p, s))
-    saved = [x.flatten(0, 1) for x in (do, o, den, kv, k_sum.unsqueeze(-1))]
+    saved = [x.flatten(0, 1) for x in (do, o, den)]
     totals = [x.flatten(0, 1) for x in (dkv_before, dk_sum_before.unsqueeze(-1))]
     outputs = [x.flatten(0, 1) if x.ndim > 2 else x for x in (dq, dk, dv, dp, ds)]
-    spans = _spans(q.shape[2], chunk_size)
     with as_given(q):
         for rows in _spans(saved[0].shape[0], ROWS_AT_ONCE):
-            group = _Rows.of(inputs, rows, kv.dtype)
-            do_, o_, den_, kv_, k_sum_ = (x[rows] for x in saved)
             dkv_, dk_sum_ = (x[rows] for x in totals)
-            g, h = _through_the_division(do_, o_, den_, group.scale, normalise, eps)
-            before = _states_before(group, kv_, k_sum_, spans)
-            for span, (kv_c, k_sum_c) in zip(reversed(spans), reversed(before), strict=True):
-                c = group.chunk(span)
-                grads = c.backward_(g[:, span], h[:, span], kv_c, k_sum_c, dkv_, dk_sum_)
-                dq_c, dk_c, dv_c, dx, dy = grads
-                for out, grad in zip(outputs, (dq_c, dk_c, dv_c), strict=False):
-                    out[rows, span] = grad
-                for out, dturn, turn in zip(outputs[3:], (dx, dy), (c.x, c.y), strict=True):
-                    if dturn is not None and turn is not None:
-                        out[rows, span] = _turn_backward(dturn, turn)
+            for i, stretch in reversed(list(enumerate(_stretches(q.shape[2], chunk_size)))):
+                part = _Rows.of(inputs, rows, stretch, dkv.dtype)
+                do_, o_, den_ = (x[rows, stretch] for x in saved)
+                g, h = _through_the_division(do_, o_, den_, part.scale, normalise, eps)
+                spans = _spans(part.q.shape[1], chunk_size)
+                states = _states_before(part, spans, kv_marks[i, rows], k_sum_marks[i, rows])
+                for span, state in zip(reversed(spans), reversed(states), strict=True):
+                    c = part.chunk(span)
+                    *grads, dx, dy = c.backward_(g[:, span], h[:, span], *state, dkv_, dk_sum_)
+                    for out, grad in zip(outputs, grads, strict=False):
+                        out[rows, stretch][:, span] = grad
+                    for out, dturn, turn in zip(outputs[3:], (dx, dy), (c.x, c.y), strict=True):
+                        if dturn is not None and turn is not None:
+                            out[rows, stretch][:, span] = _turn_backward(dturn, turn)
     return dq, dk, dv, dp, ds, dkv_before, dk_sum_before
 
 
@@ -266,13 +291,13 @@ def _through_the_division(
 
 
 def _states_before(
-    rows: _Rows, kv: Tensor, k_sum: Tensor, spans: list[slice]
+    part: _Rows, spans: list[slice], kv: Tensor, k_sum: Tensor
 ) -> list[tuple[Tensor, Tensor]]:
-    """The state before each chunk, computed again: kept, they would take as much as the inputs."""
+    """The state before each chunk of a stretch, from the one before the first."""
     states = [(kv, k_sum)]
     for span in spans[:-1]:
         kv, k_sum = kv.clone(), k_sum.clone()
-        rows.chunk(span).advance_(kv, k_sum)
+        part.chunk(span).advance_(kv, k_sum)
         states.append((kv, k_sum))
     return states
 
@@ -287,22 +312,23 @@ def _like(x: Tensor | None, other: Tensor | None = None) -> Tensor:
 
 @attend.register_fake
 def _(q, k, v, p, s, kv, k_sum, chunk_size, normalise, eps):  # type: ignore[no-untyped-def]
-    return _like(v), kv.new_empty(*v.shape[:3], 1), torch.empty_like(kv), torch.empty_like(k_sum)
+    return _outputs(q, v, kv, k_sum, chunk_size)
 
 
 @attend_backward.register_fake
-def _(do, dkv, dk_sum, q, k, v, p, s, kv, k_sum, o, den, chunk_size, normalise, eps):  # type: ignore[no-untyped-def]
+def _(do, dkv, dk_sum, q, k, v, p, s, o, den, kv_m, k_m, chunk_size, normalise, eps):  # type: ignore[no-untyped-def]
     inputs = (_like(q), _like(k), _like(v), _like(p, q), _like(s, q))
     return *inputs, torch.empty_like(dkv), torch.empty_like(dk_sum)
 
 
 def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    *tensors, ctx.chunk_size, ctx.normalise, ctx.eps = inputs
-    ctx.save_for_backward(*tensors, *output[:2])
-    ctx.set_materialize_grads(True)
+    *tensors, _kv, _k_sum, ctx.chunk_size, ctx.normalise, ctx.eps = inputs
+    o, den, _kv_after, _k_sum_after, *marks = output
+    ctx.save_for_backward(*tensors, o, den, *marks)
+    ctx.mark_non_differentiable(den, *marks)
 
 
-def _differentiate(ctx, do, _dden, dkv, dk_sum):  # type: ignore[no-untyped-def]
+def _differentiate(ctx, do, _dden, dkv, dk_sum, *_dmarks):  # type: ignore[no-untyped-def]
     grads = attend_backward(
         do, dkv, dk_sum, *ctx.saved_tensors, ctx.chunk_size, ctx.normalise, ctx.eps
     )

@@ -1,0 +1,1 @@
+"""What models are for: data, metrics and recipe of each task. Tasks do not know each other."""

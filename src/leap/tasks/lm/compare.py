@@ -1,0 +1,295 @@
+"""Several models in equal budget: the same text, tokens, order, seed and schedule for each.
+
+    results.json, results.md   what came out, a row a model; after each model, of those so far
+    curves.png                 their learning curves
+    tokenizer.json             trained once, for all
+    <model>/                   the run folder of each
+
+A model that is done is not trained again, so others can be added later.
+"""
+
+import math
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+import torch
+
+from leap.errors import ConfigError
+from leap.layers import FORMULATIONS
+from leap.models import ATTENTIONS
+from leap.models.config import PositionEmbedding
+from leap.tasks.lm.data import Blocks, read_corpus
+from leap.tasks.lm.model import BASELINE, ModelConfig, SizeConfig, build_model
+from leap.tasks.lm.tokenizer import make_tokenizer
+from leap.tasks.lm.train import TextConfig, TrainConfig, prepare, run_folder, train
+from leap.training import Recipe, RunFolder, Status, plot_curves, processes
+from leap.training.folder import read_json, write_json, write_whole
+
+CompareProgress = Callable[[str, Status], None]
+"""Told the model and how far its run is."""
+PeakBytes = Callable[[Callable[[], object], torch.device], int]
+"""Measures the most memory that a call holds at once."""
+
+MIB = 2**20
+POSITIONS: tuple[str, ...] = get_args(PositionEmbedding)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareConfig(Recipe, SizeConfig, TextConfig):
+    """Train several language models in equal budget, and write a table of what came out.
+
+    Models that are done are kept, and one that was stopped goes on: run the same command again. By
+    default this is LEAP's own experiment, with a smaller vocabulary and fewer epochs.
+    """
+
+    models: tuple[str, ...] = (
+        "gpt2",
+        "leap:global",
+        "leap:windowed",
+        "leap:windowed:leap-elu",
+        "leapformer",
+        "cosformer",
+        "linear",
+        "hybrid",
+    )
+    """Models: gpt2, or an attention with options after colons: for leap global or windowed, and a
+    formulation (leap:windowed:leap-elu); for any a kind of position (leapformer:rotary). Several
+    attentions with commas take turns; hybrid is leap,leapformer."""
+    data: str | None = "wikitext-2"
+    """Text, as for leap lm train."""
+    train_tokenizer: int | None = 8192
+    """Train a tokenizer of so many tokens on the text; None to take the one given."""
+    length: int = 1024
+    """Tokens in a sequence."""
+    steps: int | None = None
+    """Optimiser steps, in place of epochs."""
+    epochs: float | None = None
+    """Passes over the training text; 3 unless steps are given."""
+    batch: int = 4
+    """Sequences in each step, over all processes and accumulated parts together."""
+    learning_rate: float = 5e-4
+    """Peak learning rate of AdamW."""
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    """What becomes of the learning rate after the warm-up."""
+    warmup: float = 0.0
+    """Share of the steps in which the learning rate rises to its peak."""
+    output: Path = Path("runs/compare")
+    """Folder for the table, the curves and a run folder for each model."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.models:
+            raise ConfigError("models is empty; name at least one")
+        if len(set(self.models)) < len(self.models):
+            raise ConfigError(f"models={' '.join(self.models)}: one of them is named twice")
+        for model in self.models:
+            parse_model(model)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came out for one model."""
+
+    model: str
+    parameters: int
+    perplexity: float
+    word_perplexity: float
+    bits_per_byte: float
+    valid_perplexity: float
+    seconds_per_step: float | None
+    cpu_seconds_per_step: float | None
+    peak_bytes: int | None
+    best_step: int
+
+
+def parse_model(text: str) -> ModelConfig:
+    """A model from its short form, as `CompareConfig.models` has it."""
+    names, *options = text.split(":")
+    names = {"hybrid": "leap,leapformer"}.get(names, names)
+    for name in names.split(","):
+        if name not in ATTENTIONS and names != BASELINE:
+            known = ", ".join([*ATTENTIONS, BASELINE, "hybrid"])
+            raise ConfigError(f"models: {name!r} in {text!r} is not known; there are {known}")
+    config = ModelConfig(attention=names)
+    for option in options:
+        if option in FORMULATIONS:
+            config = replace(config, formulation=option)
+        elif option in ("global", "windowed"):
+            config = replace(config, windows="global" if option == "global" else "doubling")
+        elif option in POSITIONS:
+            config = replace(config, position_embedding=cast(PositionEmbedding, option))
+        else:
+            raise ConfigError(
+                f"models: option {option!r} in {text!r} is not known; there are global, windowed, "
+                f"{', '.join([*FORMULATIONS, *POSITIONS])}"
+            )
+    return config
+
+
+def compare(
+    config: CompareConfig,
+    progress: CompareProgress | None = None,
+    peak_bytes: PeakBytes | None = None,
+) -> list[Row]:
+    """Train each model, or take up where that was stopped, and write the table after each.
+
+    Args:
+        config: what to compare.
+        progress: told how far the work is.
+        peak_bytes: how to measure memory, as `leap.bench.measure.peak_bytes` does; None leaves
+            it out.
+    """
+    if processes().num_processes > 1:
+        raise ConfigError("models are compared in one process; run it without torchrun")
+    runs = run_configs(config)
+    _prepare(config)
+    rows: list[Row] = []
+    histories: dict[str, Any] = {}
+    for name, run in runs.items():
+        memory = _memory(config, name, run, peak_bytes)
+
+        def tell(status: Status, name: str = name) -> None:
+            if progress is not None:
+                progress(name, status)
+
+        metrics = train(run, tell)
+        histories[name] = metrics["history"]
+        rows.append(
+            Row(
+                model=name,
+                parameters=metrics["parameters"],
+                perplexity=metrics["test"]["perplexity"],
+                word_perplexity=metrics["test"]["word_perplexity"],
+                bits_per_byte=metrics["test"]["bits_per_byte"],
+                valid_perplexity=math.exp(metrics["best_loss"]),
+                seconds_per_step=metrics["seconds_per_step"],
+                cpu_seconds_per_step=metrics["cpu_seconds_per_step"],
+                peak_bytes=memory,
+                best_step=metrics["best_step"],
+            )
+        )
+        _write(config, metrics["steps"], rows, histories)
+    return rows
+
+
+def run_configs(config: CompareConfig) -> dict[str, TrainConfig]:
+    """The run of each model by its name: alike but for the model."""
+    common = {f.name: getattr(config, f.name) for f in fields(config)}
+    for name in ("models", "output"):
+        common.pop(name)
+    if common["steps"] is None and common["epochs"] is None:
+        common["epochs"] = 3.0
+    if common["train_tokenizer"] is not None:
+        common |= {"tokenizer": str(config.output / "tokenizer.json"), "train_tokenizer": None}
+    runs = {}
+    for text in config.models:
+        model = parse_model(text)
+        own = {name: getattr(model, name) for name in ("attention", "formulation", "windows")}
+        if model.position_embedding is not None:
+            own["position_embedding"] = model.position_embedding
+        folder = config.output / text.replace(":", "-").replace(",", "+")
+        runs[text] = TrainConfig(**common | own | {"output": folder})
+    return runs
+
+
+def _prepare(config: CompareConfig) -> None:
+    """Make the folder, whose models must have all but themselves in common, and the tokenizer."""
+    settings = asdict(config)
+    for name in ("models", "output"):  # More models may come later.
+        settings.pop(name)
+    folder = RunFolder(config.output, settings)
+    corpus = read_corpus(config.data)
+    path = config.output / "tokenizer.json"
+    tokenizer = None
+    if config.train_tokenizer is not None and not path.exists():
+        tokenizer = make_tokenizer(config.tokenizer, config.train_tokenizer, corpus.train)
+    text = sha256("".join(corpus.train).encode()).hexdigest()[:16]
+    folder.create({"text": text})
+    if tokenizer is not None:
+        write_whole(path, tokenizer.hugging_face.backend_tokenizer.to_str())
+
+
+def _memory(
+    config: CompareConfig, name: str, run: TrainConfig, peak_bytes: PeakBytes | None
+) -> int | None:
+    """Memory of one step forward and backward, on top of the model; measured once a folder."""
+    if peak_bytes is None:
+        return None
+    path = run.output.with_name(f"{run.output.name}.memory.json")
+    if path.exists():
+        return read_json(path)["peak_bytes"]
+    texts = prepare(run, run_folder(run))
+    model = build_model(run, texts.tokenizer, run.length).train()
+    blocks = Blocks(texts.train, run.length, texts.corpus.name)
+    examples = [blocks[i % len(blocks)] for i in range(run.batch // run.accumulate)]
+    batch = {key: torch.stack([example[key] for example in examples]) for key in examples[0]}
+    model(**batch).loss.backward()  # The gradients, which stay, are not what is measured.
+    found = peak_bytes(lambda: model(**batch).loss.backward(), torch.device("cpu"))
+    write_json(path, {"model": name, "peak_bytes": found})
+    return found
+
+
+def _write(
+    config: CompareConfig, steps: int, rows: Sequence[Row], histories: dict[str, Any]
+) -> None:
+    about = {"torch": torch.__version__, "processor": platform.processor() or platform.machine()}
+    results = {
+        "config": asdict(config),
+        "machine": about,
+        "steps": steps,
+        "rows": [asdict(row) for row in rows],
+    }
+    write_json(config.output / "results.json", results)
+    write_whole(config.output / "results.md", markdown(config, steps, rows))
+    plot_curves(histories, config.output / "curves.png", describe(config, steps))
+
+
+def describe(config: CompareConfig, steps: int) -> str:
+    """One line on what was done."""
+    return (
+        f"{config.data or 'the Python library'}: {steps} steps of {config.batch} x "
+        f"{config.length} tokens, AdamW {config.learning_rate:g} {config.schedule}, "
+        f"seed {config.seed}"
+    )
+
+
+COLUMNS = (
+    "model",
+    "parameters",
+    "perplexity",
+    "per word",
+    "bits per byte",
+    "s per step",
+    "CPU s per step",
+    "peak MiB",
+)
+
+
+def cells(row: Row) -> list[str]:
+    """A row of the table, as text."""
+
+    def number(value: float | None, digits: int) -> str:
+        return "" if value is None else f"{value:,.{digits}f}"
+
+    return [
+        row.model,
+        f"{row.parameters:,}",
+        number(row.perplexity, 2),
+        number(row.word_perplexity, 1),
+        number(row.bits_per_byte, 4),
+        number(row.seconds_per_step, 2),
+        number(row.cpu_seconds_per_step, 2),
+        number(None if row.peak_bytes is None else row.peak_bytes / MIB, 0),
+    ]
+
+
+def markdown(config: CompareConfig, steps: int, rows: Sequence[Row]) -> str:
+    """The table in Markdown. Perplexities are of the test text."""
+    ruler = ["---", *("--:" for _ in COLUMNS[1:])]
+    lines = [list(COLUMNS), ruler, *(cells(row) for row in rows)]
+    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return f"{describe(config, steps)}\n\n{table}\n"

@@ -1,0 +1,240 @@
+"""How well a model foretells a text: perplexity per token and per word, and bits per byte.
+
+    perplexity per token = exp(sum_i -log p(token_i | what is seen before it) / tokens)
+
+and per word or bits per byte by the count of words or bytes instead: these do not depend on the
+tokenizer. Each token of the text is foretold exactly once, the first one after an end of text.
+What is seen before it is up to a window's length, or, statefully, the whole text so far.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from leap.errors import ConfigError, InputError
+from leap.tasks.lm.data import count_bytes, count_words, read_corpus
+from leap.tasks.lm.model import load_model, max_length
+from leap.tasks.lm.tokenizer import TextTokenizer
+from leap.training.folder import write_json
+
+IGNORED = -100
+LONGEST_DEFAULT = 1024
+"""Length of a window, or of a chunk, where neither config nor model say anything."""
+
+EvaluationProgress = Callable[[int, int], None]
+"""Told the tokens done, and how many there are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """Measure how well a model foretells a text: perplexity per token, per word, bits per byte."""
+
+    run: Path
+    """Run folder of leap lm train, or a folder with a Hugging Face model."""
+    data: str | None = None
+    """Text: what leap lm train takes; by default the Python library of this machine."""
+    part: str = "test"
+    """Part of the text: train, valid or test; all of it with whole."""
+    length: int | None = None
+    """Tokens seen at once; by default as many as in training."""
+    stride: int | None = None
+    """Tokens between the starts of two windows, at most the length, which is the default. Smaller
+    ones give each token more to see, and take longer."""
+    stateful: bool = False
+    """Carry the state over the whole text, so that each token has seen all before it."""
+    batch: int = 4
+    """Windows computed at once."""
+    output: Path | None = None
+    """JSON file to write the results to."""
+
+    def __post_init__(self) -> None:
+        if self.stateful and self.stride is not None:
+            raise ConfigError("stateful and stride: a state sees the whole text; drop one of them")
+
+
+@dataclass(frozen=True)
+class Score:
+    """What was measured."""
+
+    tokens: int
+    words: int
+    bytes: int
+    nats: float
+    """Sum of -log p over the tokens."""
+
+    @property
+    def loss(self) -> float:
+        """Nats per token."""
+        return self.nats / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        """Per token."""
+        return _exp(self.nats / self.tokens)
+
+    @property
+    def word_perplexity(self) -> float:
+        """Per word, line ends counted as words."""
+        return _exp(self.nats / self.words)
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Of the text in UTF-8."""
+        return self.nats / math.log(2) / self.bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it by name."""
+        return asdict(self) | {
+            "loss": self.loss,
+            "perplexity": self.perplexity,
+            "word_perplexity": self.word_perplexity,
+            "bits_per_byte": self.bits_per_byte,
+        }
+
+
+def evaluate(config: EvalConfig, progress: EvaluationProgress | None = None) -> Score:
+    """Score the text of a config with the model of a config."""
+    model, tokenizer = load_model(config.run)
+    corpus = read_corpus(config.data)
+    if config.part == "whole":
+        documents = [*corpus.train, *corpus.valid, *corpus.test]
+    else:
+        documents = list(corpus.part(config.part))
+    found = score(
+        model,
+        tokenizer,
+        documents,
+        length=config.length,
+        stride=config.stride,
+        stateful=config.stateful,
+        batch=config.batch,
+        progress=progress,
+    )
+    if config.output is not None:
+        write_json(config.output, found.to_json())
+    return found
+
+
+@torch.no_grad()
+def score(
+    model: PreTrainedModel,
+    tokenizer: TextTokenizer,
+    documents: list[str],
+    *,
+    length: int | None = None,
+    stride: int | None = None,
+    stateful: bool = False,
+    batch: int = 4,
+    progress: EvaluationProgress | None = None,
+) -> Score:
+    """Score a text.
+
+    Args:
+        model: any causal language model; set to evaluation.
+        tokenizer: the model's own.
+        documents: the text.
+        length: tokens a window shows, or, statefully, that are read at once.
+        stride: tokens between the starts of two windows; the length by default.
+        stateful: carry the state over all of the text. The length then changes nothing but speed.
+        batch: windows computed at once.
+        progress: told how far the work is.
+    """
+    limit = max_length(model)
+    if length is None:
+        length = int(getattr(model.config, "n_positions", LONGEST_DEFAULT))
+    if stride is None:
+        stride = length
+    if min(length, batch) < 1 or not 1 <= stride <= length:
+        raise ConfigError(
+            f"length={length}, stride={stride}, batch={batch}: give 1 or more for each, "
+            "and a stride no longer than the length"
+        )
+    tokens = tokenizer.encode_documents(documents).to(model.device).long()
+    words, n_bytes = count_words(documents), count_bytes(documents)
+    if not words:
+        raise InputError("there are no words in this text; give one that has some")
+    if limit is not None and length > limit:
+        raise ConfigError(
+            f"length={length} is beyond the {limit} positions this model has learned; "
+            f"give {limit} or less"
+        )
+    if stateful and limit is not None and len(tokens) > limit:
+        raise ConfigError(
+            f"this model has learned {limit} positions and cannot carry its state over "
+            f"{len(tokens)} tokens; drop stateful, or train with position_embedding rotary or none"
+        )
+    # An end of text before it all, so that the first token can be foretold too.
+    text = torch.cat([tokens.new_tensor([tokenizer.eos_id]), tokens])
+    model.eval()
+    parts = (
+        _stateful(model, text, length) if stateful else _windows(model, text, length, stride, batch)
+    )
+    nats = 0.0
+    for done, part in parts:
+        nats += part
+        if progress is not None:
+            progress(done, len(tokens))
+    return Score(len(tokens), words, n_bytes, nats)
+
+
+def _windows(
+    model: PreTrainedModel, text: Tensor, length: int, stride: int, batch: int
+) -> Iterator[tuple[int, float]]:
+    """How many tokens are scored so far, and the nats of those just scored.
+
+    A window scores the tokens that none before it did: the first one all it shows, each other one
+    its last `stride`, and the very last what remains.
+    """
+    n = len(text) - 1  # Tokens to foretell.
+    ends = [min(length, n)]
+    while ends[-1] < n:
+        ends.append(min(ends[-1] + stride, n))
+    scored = [0, *ends[:-1]]
+    windows = [(max(0, end - length), done, end) for done, end in zip(scored, ends, strict=True)]
+    for first in range(0, len(windows), batch):
+        group = windows[first : first + batch]
+        # All but a first window that is also the last are equally long.
+        inputs = torch.stack([text[start:end] for start, _, end in group])
+        targets = torch.stack([text[start + 1 : end + 1] for start, _, end in group]).clone()
+        for row, (start, done, _) in enumerate(group):
+            targets[row, : done - start] = IGNORED
+        yield group[-1][2], _nats(model, inputs, targets)
+
+
+def _stateful(model: PreTrainedModel, text: Tensor, length: int) -> Iterator[tuple[int, float]]:
+    past = None
+    n = len(text) - 1
+    for start in range(0, n, length):
+        end = min(start + length, n)
+        inputs, targets = text[None, start:end], text[None, start + 1 : end + 1]
+        outputs = model(
+            input_ids=inputs,
+            labels=inputs,
+            shift_labels=targets,
+            num_items_in_batch=1,
+            past_key_values=past,
+            use_cache=True,
+        )
+        past = outputs.past_key_values
+        yield end, float(outputs.loss)
+
+
+def _nats(model: PreTrainedModel, inputs: Tensor, targets: Tensor) -> float:
+    outputs = model(
+        input_ids=inputs,
+        labels=inputs,
+        shift_labels=targets,
+        num_items_in_batch=1,
+        use_cache=False,
+    )
+    return float(outputs.loss)
+
+
+def _exp(x: float) -> float:
+    return math.exp(x) if x < 700 else math.inf

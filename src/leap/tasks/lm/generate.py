@@ -1,0 +1,219 @@
+"""Writing on: a model continues a text, token by token, each at the same cost.
+
+What the model has read can be kept in a small file and taken up again, today or elsewhere, as if it
+had never stopped. Beside the states of the layers such a file names the last token, which has been
+written but not read yet, and the tokenizer.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel, set_seed
+from transformers.generation.streamers import BaseStreamer
+
+from leap.errors import ConfigError, FileError
+from leap.models import LeapformerForCausalLM, StateCache
+from leap.tasks.lm.model import load_model, max_length
+from leap.tasks.lm.tokenizer import TextTokenizer
+
+TAG = "leap.lm"
+
+Write = Callable[[str], None]
+"""Takes the text in pieces, as they are made."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateConfig:
+    """Write text with a model, shown as it is made."""
+
+    run: Path
+    """Run folder of leap lm train, or a folder with a Hugging Face model."""
+    prompt: str = ""
+    """Text to continue; by default a new text begins, or that of the state goes on."""
+    tokens: int = 200
+    """Tokens to write; fewer if the text ends."""
+    temperature: float = 0.8
+    """How bold to choose: 0 always takes the likeliest token, 1 follows the model's odds."""
+    top_k: int | None = None
+    """Choose among so many of the likeliest tokens only."""
+    top_p: float = 1.0
+    """Choose among the likeliest tokens that together have this probability only."""
+    seed: int = 0
+    """Where chance starts from."""
+    past_end: bool = False
+    """Go on with a new text where one ends."""
+    state: Path | None = None
+    """File that keeps what was read and written: continued from if it is there, written in the
+    end. It stays as small however long the text grows."""
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1:
+            raise ConfigError(f"tokens={self.tokens} must be 1 or more")
+        if self.temperature < 0:
+            raise ConfigError(f"temperature={self.temperature} must be 0 or more")
+        if self.top_k is not None and self.top_k < 1:
+            raise ConfigError(f"top_k={self.top_k} must be 1 or more")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"top_p={self.top_p} must be more than 0, and at most 1")
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written, and how fast."""
+
+    text: str
+    tokens: list[int]
+    seconds: float
+    """From the first token, after the prompt was read, to the last."""
+    state_bytes: int | None
+    """Size of what the model keeps of the past; None if it keeps keys and values, which grow."""
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Speed, not counting the prompt; None if there is but one token."""
+        n = len(self.tokens) - 1
+        return n / self.seconds if n > 0 and self.seconds > 0 else None
+
+
+def generate(config: GenerateConfig, write: Write | None = None) -> Written:
+    """Write as the config says, passing text to `write` as soon as a token completes it."""
+    model, tokenizer = load_model(config.run)
+    return write_on(model, tokenizer, config, write)
+
+
+@torch.no_grad()
+def write_on(
+    model: PreTrainedModel,
+    tokenizer: TextTokenizer,
+    config: GenerateConfig,
+    write: Write | None = None,
+) -> Written:
+    """Write with a model that is at hand; `config.run` is not looked at."""
+    cache, unread = _begin(model, tokenizer, config)
+    prompt = tokenizer.encode(config.prompt).long()
+    new = torch.cat([torch.tensor(unread, dtype=torch.long), prompt]).unsqueeze(0).to(model.device)
+    n_read = 0 if cache is None else cache.get_seq_length()
+    _check_length(model, n_read + new.shape[1], config.tokens)
+
+    ends = tokenizer.spells_line_ends and not config.past_end
+    sampled = config.temperature > 0
+    settings = GenerationConfig(
+        max_new_tokens=config.tokens,
+        do_sample=sampled,
+        temperature=config.temperature if sampled else None,
+        top_k=config.top_k or 0 if sampled else None,
+        top_p=config.top_p if sampled else None,
+        eos_token_id=tokenizer.eos_id if ends else None,
+        pad_token_id=tokenizer.eos_id,
+        return_dict_in_generate=True,
+    )
+    set_seed(config.seed)
+    streamer = _Streamer(tokenizer, write)
+    own, model.generation_config = model.generation_config, settings  # Else it fills in the end.
+    try:
+        outputs: Any = model.generate(  # type: ignore[operator]
+            new,
+            attention_mask=new.new_ones(1, n_read + new.shape[1]),
+            streamer=streamer,
+            **({} if cache is None else {"past_key_values": cache}),
+        )
+    finally:
+        model.generation_config = own
+    cache = outputs.past_key_values if isinstance(outputs.past_key_values, StateCache) else None
+    if config.state is not None:
+        assert cache is not None
+        _save(config.state, cache, tokenizer, streamer.tokens[-1:])
+    return Written(
+        text="".join(streamer.pieces),
+        tokens=streamer.tokens,
+        seconds=streamer.seconds,
+        state_bytes=None if cache is None else cache.n_bytes,
+    )
+
+
+class _Streamer(BaseStreamer):
+    """Takes tokens as `generate` makes them, and passes on the text they complete."""
+
+    def __init__(self, tokenizer: TextTokenizer, write: Write | None) -> None:
+        self.decode = tokenizer.stream()
+        self.write = write
+        self.tokens: list[int] = []
+        self.pieces: list[str] = []
+        self.prompt_passed = False
+        self.first = self.last = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.last - self.first
+
+    def put(self, value: Tensor) -> None:
+        if not self.prompt_passed:
+            self.prompt_passed = True
+            return
+        for token in value.flatten().tolist():
+            self.last = time.perf_counter()
+            self.first = self.first or self.last
+            self.tokens.append(token)
+            piece = self.decode(token)
+            if piece:
+                self.pieces.append(piece)
+                if self.write is not None:
+                    self.write(piece)
+
+    def end(self) -> None:
+        pass
+
+
+def _begin(
+    model: PreTrainedModel, tokenizer: TextTokenizer, config: GenerateConfig
+) -> tuple[StateCache | None, list[int]]:
+    """What was read before, and tokens that were not: an end of text where nothing was."""
+    if config.state is None:
+        return None, [tokenizer.eos_id]
+    if not isinstance(model, LeapformerForCausalLM):
+        raise ConfigError(
+            f"state={config.state}: this model ({model.config.model_type}) keeps all it has read, "
+            "and no state; drop it"
+        )
+    if not config.state.exists():
+        if not config.state.parent.is_dir():
+            raise FileError(f"no folder {config.state.parent} to keep the state in; make it first")
+        return None, [tokenizer.eos_id]
+    cache = model.load_state(config.state)
+    with safe_open(config.state, framework="pt") as file:
+        kept = json.loads((file.metadata() or {}).get(TAG, "{}"))
+    if kept.get("tokenizer", tokenizer.fingerprint) != tokenizer.fingerprint:
+        raise FileError(f"{config.state} was written with another tokenizer; give its own model")
+    unread = kept.get("unread", [])
+    if not unread and not config.prompt:
+        raise FileError(f"{config.state} does not say how its text goes on; give a prompt")
+    return cache, unread
+
+
+def _save(path: Path, cache: StateCache, tokenizer: TextTokenizer, unread: list[int]) -> None:
+    unfinished = path.with_name(f".{path.name}.part")
+    cache.save(unfinished)
+    with safe_open(unfinished, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata = file.metadata() or {}
+    kept = {"tokenizer": tokenizer.fingerprint, "unread": unread}
+    save_file(tensors, unfinished, metadata=metadata | {TAG: json.dumps(kept)})
+    unfinished.replace(path)
+
+
+def _check_length(model: PreTrainedModel, n_before: int, n_new: int) -> None:
+    limit = max_length(model)
+    if limit is not None and n_before + n_new - 1 > limit:
+        raise ConfigError(
+            f"{n_before} tokens read and {n_new} to write are more than the {limit} positions this "
+            "model has learned; use a shorter prompt, or fewer tokens, or a model with "
+            "position_embedding rotary or none, which know no limit"
+        )

@@ -1,0 +1,256 @@
+"""The model of a run, by its settings: any attention of this package, or Hugging Face's GPT-2."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedModel,
+)
+
+from leap.errors import ConfigError, FileError, LeapError
+from leap.models import (
+    LeapConfig,
+    LeapForCausalLM,
+    LeapformerConfig,
+    LeapformerForCausalLM,
+    presets,
+)
+from leap.models.config import PositionEmbedding
+from leap.tasks.lm.tokenizer import TextTokenizer, load_tokenizer
+from leap.training import quiet
+from leap.training.folder import read_json
+
+BASELINE = "gpt2"
+SIZES = {"hidden_size": 128, "n_layer": 6, "n_heads": 4}
+"""What a model measures unless told otherwise: LEAP's own experiments."""
+FIRST_WINDOW = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeConfig:
+    """What models to be compared have in common."""
+
+    position_embedding: PositionEmbedding | None = None
+    """How positions are known; without learned ones, texts may be of any length. Learned unless a
+    preset says otherwise."""
+    preset: str | None = None
+    """Sizes by name, see leap lm presets; those given here as well go before it."""
+    hidden_size: int | None = None
+    """Width; 128 unless a preset says otherwise."""
+    n_layer: int | None = None
+    """Layers; 6 unless a preset says otherwise."""
+    n_head: int | None = None
+    """Heads in each layer; 4 unless a preset says otherwise."""
+    dropout: float | None = None
+    """Share of activations dropped in training; 0.1 unless a preset says otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MechanismConfig:
+    """What models to be compared differ in."""
+
+    attention: str = "leapformer"
+    """Attention: leapformer, leap, cosformer, linear, softmax; gpt2 for Hugging Face's GPT-2; or
+    several with commas, one a layer, over and over (leap,leapformer)."""
+    formulation: str | None = None
+    """Formulation of LEAP layers: leap-1.0, leap-0.1, leap-elu, additive, fastformer; by default
+    the best."""
+    windows: str = "doubling"
+    """Windows of LEAP layers: doubling (4, 8, 16, ..., the last layer global), global, or one a
+    layer (4,8,global)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(SizeConfig, MechanismConfig):
+    """What a language model is made of."""
+
+
+def build_config(config: ModelConfig, tokenizer: TextTokenizer, length: int) -> Any:
+    """The Hugging Face config of a model for sequences of `length` tokens."""
+    base = SIZES if config.preset is None else presets.preset(config.preset).to_dict()
+    given = {
+        "hidden_size": config.hidden_size,
+        "n_layer": config.n_layer,
+        "n_heads": config.n_head,
+        "position_embedding": config.position_embedding,
+        "hidden_dropout_prob": config.dropout,
+    }
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    changes |= {
+        "vocab_size": tokenizer.vocab_size,
+        "n_positions": length,
+        "bos_token_id": tokenizer.eos_id,
+        "eos_token_id": tokenizer.eos_id,
+        "pad_token_id": tokenizer.eos_id,
+        "tokenizer_fingerprint": tokenizer.fingerprint,
+    }
+    n_layer = changes.get("n_layer", base["n_layer"])
+    if config.attention == BASELINE:
+        return _gpt2(config, base | changes)
+    names = config.attention.split(",")
+    attentions = [names[layer % len(names)] for layer in range(n_layer)]
+    changes["attention"] = attentions[0] if len(set(attentions)) == 1 else attentions
+    if "leap" in attentions:
+        changes["window_sizes"] = windows(config.windows, n_layer)
+        if config.formulation is not None:
+            changes["formulation"] = config.formulation
+    elif config.formulation is not None or config.windows != "doubling":
+        raise ConfigError(
+            f"formulation={config.formulation} and windows={config.windows} are of LEAP layers, "
+            f"and attention={config.attention} has none"
+        )
+    if changes["attention"] == "leap" and all(w is None for w in changes["window_sizes"]):
+        changes |= {"window_sizes": None, "use_local_att": False}
+    if config.preset is not None:
+        return presets.preset(config.preset, **changes)
+    kind = LeapConfig if changes["attention"] == "leap" else LeapformerConfig
+    return kind(**SIZES | changes)
+
+
+def build_model(config: ModelConfig, tokenizer: TextTokenizer, length: int) -> PreTrainedModel:
+    """A new model, its weights drawn at random."""
+    built = build_config(config, tokenizer, length)
+    if isinstance(built, GPT2Config):
+        model: PreTrainedModel = GPT2LMHeadModel(built)
+        model.loss_type = "ForCausalLM"  # What it computes; its name does not tell.
+        return model
+    kind = LeapForCausalLM if isinstance(built, LeapConfig) else LeapformerForCausalLM
+    return kind(built)
+
+
+@dataclass(frozen=True)
+class PresetSize:
+    """What a model of a preset measures."""
+
+    name: str
+    parameters: int
+    state_bytes: int
+    """What it keeps of a text of any length, in float32."""
+    config: LeapformerConfig
+
+
+def preset_sizes() -> list[PresetSize]:
+    """Every preset with its size, found without making its weights."""
+    found = []
+    for name in presets.PRESETS:
+        config = presets.preset(name)
+        with torch.device("meta"):
+            parameters = LeapformerForCausalLM(config).num_parameters()
+        found.append(PresetSize(name, parameters, _state_bytes(config), config))
+    return found
+
+
+@torch.no_grad()
+def _state_bytes(config: LeapformerConfig) -> int:
+    """What all layers keep, from one layer of each kind."""
+    kinds = list(zip(config.attentions, config.windows, strict=True))
+    sizes = {}
+    for kind in set(kinds):
+        attention = config.build_attention(kinds.index(kind))
+        _, state = attention(torch.zeros(1, kind[1] or 1, config.hidden_size))
+        sizes[kind] = state.n_bytes
+    return sum(sizes[kind] for kind in kinds)
+
+
+def windows(text: str, n_layer: int) -> list[int | None]:
+    """The window of each layer, None for all, from its short form."""
+    if text == "doubling":
+        return [FIRST_WINDOW * 2**layer for layer in range(n_layer - 1)] + [None]
+    if text == "global":
+        return [None] * n_layer
+    try:
+        found = [None if entry == "global" else int(entry) for entry in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(
+            f"windows={text!r} is not known; give doubling, global, or one a layer, as 4,8,global"
+        ) from error
+    if len(found) != n_layer:
+        raise ConfigError(f"windows={text!r} has {len(found)} entries for {n_layer} layers")
+    return found
+
+
+def load_model(path: Path) -> tuple[PreTrainedModel, TextTokenizer]:
+    """The model of a run folder, or of a folder of `save_pretrained`, and its tokenizer.
+
+    A run that is not finished gives the best model so far.
+
+    Raises:
+        FileError: if there is none, its files are broken, or its tokenizer is not its own.
+    """
+    folder = _model_folder(path)
+    try:
+        config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+        with quiet():
+            model = AutoModelForCausalLM.from_pretrained(
+                str(folder), config=config, local_files_only=True, use_safetensors=True
+            )
+    except LeapError:
+        raise
+    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise FileError(
+            f"{folder} holds no whole model of ours ({first}); train one with leap lm train"
+        ) from error
+    with_tokenizer = next(
+        (f for f in (folder, path / "tokenizer") if (f / "tokenizer_config.json").exists()), folder
+    )
+    tokenizer = load_tokenizer(with_tokenizer)
+    expected = getattr(config, "tokenizer_fingerprint", tokenizer.fingerprint)
+    if tokenizer.fingerprint != expected or tokenizer.vocab_size > config.vocab_size:
+        raise FileError(
+            f"the tokenizer in {with_tokenizer} is not the one this model was trained with "
+            f"({tokenizer.vocab_size} tokens against {config.vocab_size}); put its own back"
+        )
+    return model.eval(), tokenizer
+
+
+def max_length(model: PreTrainedModel) -> int | None:
+    """How many tokens a model can read in a row; None where there is no limit."""
+    config: Any = model.config
+    if getattr(config, "position_embedding", "learned") == "learned":
+        return config.max_position_embeddings
+    return None
+
+
+def _model_folder(path: Path) -> Path:
+    """Where the model is: in a run folder, finished or not, or right here."""
+    if not path.is_dir():
+        raise FileError(f"no run folder at {path}; train a model with leap lm train")
+    if (path / "model" / "config.json").exists():
+        return path / "model"
+    if (path / "checkpoints").is_dir() or (path / "data.json").exists():
+        states = path.glob("checkpoints/checkpoint-*/trainer_state.json")
+        newest = max(map(read_json, states), key=lambda state: state["global_step"], default=None)
+        if newest is None:
+            raise FileError(f"the run in {path} has no checkpoint yet; wait for its first one")
+        return path / "checkpoints" / f"checkpoint-{newest['best_global_step']}"
+    if not (path / "config.json").exists():
+        raise FileError(f"{path} holds no model; train one with leap lm train")
+    return path
+
+
+def _gpt2(config: ModelConfig, settings: Mapping[str, Any]) -> GPT2Config:
+    if config.formulation is not None or config.windows != "doubling":
+        raise ConfigError("formulation and windows are of LEAP layers, and gpt2 has none")
+    if settings.get("position_embedding", "learned") != "learned":
+        raise ConfigError(f"gpt2 has learned positions, not {settings['position_embedding']}")
+    dropout = settings.get("hidden_dropout_prob", 0.1)
+    same = ("vocab_size", "n_positions", "n_layer", "bos_token_id", "eos_token_id", "pad_token_id")
+    built: Any = GPT2Config(
+        n_embd=settings["hidden_size"],
+        n_head=settings["n_heads"],
+        resid_pdrop=dropout,
+        embd_pdrop=dropout,
+        attn_pdrop=dropout,
+        **{name: settings[name] for name in same},
+    )
+    built.tokenizer_fingerprint = settings["tokenizer_fingerprint"]
+    return built

@@ -1,0 +1,144 @@
+"""Training: from a text to a run folder with a model, its results and its learning curve."""
+
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import Subset
+from transformers import set_seed
+
+from leap.errors import ConfigError
+from leap.tasks.lm.data import Blocks, Corpus, read_corpus
+from leap.tasks.lm.evaluate import score
+from leap.tasks.lm.model import ModelConfig, build_model
+from leap.tasks.lm.tokenizer import TextTokenizer, load_tokenizer, make_tokenizer
+from leap.training import Progress, Recipe, RunFolder, fit, plot_curves, processes, quiet
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextConfig:
+    """What to learn from."""
+
+    data: str | None = None
+    """Text file, folder of them, Hugging Face dataset (name, or folder it was saved to), or
+    wikitext-2; by default the Python library of this machine."""
+    tokenizer: str = "bytes"
+    """bytes, or a SentencePiece (.model) or tokenizers (.json) file."""
+    train_tokenizer: int | None = None
+    """Train a tokenizer of so many tokens on the text instead."""
+    length: int = 512
+    """Tokens in a sequence."""
+    valid_tokens: int | None = 131072
+    """Held-out tokens looked at during training, in whole batches from the start of them; None for
+    all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(Recipe, ModelConfig, TextConfig):
+    """Train a language model, keeping the checkpoint that does best on held-out text.
+
+    A run that was stopped goes on from where it was.
+    """
+
+    output: Path = Path("runs/lm")
+    """Run folder: settings, checkpoints, model, results, learning curve."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("length", "valid_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value} must be 1 or more")
+
+
+@dataclass(frozen=True)
+class Texts:
+    """A corpus and its tokens."""
+
+    corpus: Corpus
+    tokenizer: TextTokenizer
+    train: Tensor
+    valid: Tensor
+
+
+def train(config: TrainConfig, progress: Progress | None = None) -> dict[str, Any]:
+    """Train as the config says, or go on with it, or, if that has been done, tell the results.
+
+    Under `torchrun` every process calls this; the first one writes.
+
+    Returns:
+        The results, as metrics.json has them.
+    """
+    folder = run_folder(config)
+    finished = folder.metrics()
+    if finished is not None:
+        return finished
+    # The first process alone trains the tokenizer and makes the folder; the others find them.
+    with processes().main_process_first():
+        texts = prepare(config, folder)
+        set_seed(config.seed)
+        model = build_model(config, texts.tokenizer, config.length)
+        train_blocks = Blocks(texts.train, config.length, f"the text of {texts.corpus.name}")
+        valid_blocks = _held_out(texts.valid, config)
+        folder.create({"text": _digest(texts.train, texts.valid)})
+        if not (folder.path / "tokenizer").exists():
+            folder.write_folder("tokenizer", texts.tokenizer.save)
+
+    fitted = fit(model, train_blocks, valid_blocks, config, folder, progress)
+    if not processes().is_main_process:
+        return {}
+    test = score(model, texts.tokenizer, list(texts.corpus.test), length=config.length)
+
+    def write_model(path: Path) -> None:
+        with quiet():
+            model.save_pretrained(str(path))
+        texts.tokenizer.save(path)
+
+    folder.write_folder("model", write_model)
+    plot_curves({config.attention: fitted.history}, folder.path / "curve.png", texts.corpus.name)
+    metrics = {
+        **asdict(fitted),
+        "parameters": model.num_parameters(),
+        "train_tokens": len(texts.train),
+        "tokens_seen": fitted.steps * config.batch * config.length,
+        "test": test.to_json(),
+    }
+    metrics["history"] = metrics.pop("history")  # Long, so last.
+    folder.write_metrics(metrics)
+    return metrics
+
+
+def run_folder(config: TrainConfig) -> RunFolder:
+    """The folder of a run, by all its settings but where that is."""
+    settings = asdict(config)
+    settings.pop("output")
+    return RunFolder(config.output, settings)
+
+
+def prepare(config: TrainConfig, folder: RunFolder) -> Texts:
+    """Read the text, and turn it into tokens by the run's tokenizer."""
+    corpus = read_corpus(config.data)
+    if (folder.path / "tokenizer").exists():
+        tokenizer = load_tokenizer(folder.path / "tokenizer")
+    else:
+        tokenizer = make_tokenizer(config.tokenizer, config.train_tokenizer, corpus.train)
+    tokens = [tokenizer.encode_documents(part) for part in (corpus.train, corpus.valid)]
+    return Texts(corpus, tokenizer, *tokens)
+
+
+def _held_out(tokens: Tensor, config: TrainConfig) -> Subset[dict[str, Tensor]]:
+    tokens = tokens[: config.valid_tokens and config.valid_tokens + 1]
+    # A short text has little to hold out: then all of it is one sequence.
+    length = min(config.length, len(tokens) - 1)
+    blocks = Blocks(tokens, length, "the held-out text")
+    # Whole batches, if there is one: Trainer would give a smaller last one as much weight.
+    return Subset(blocks, range(len(blocks) // config.batch * config.batch or len(blocks)))
+
+
+def _digest(*tokens: Tensor) -> str:
+    digest = sha256()
+    for part in tokens:
+        digest.update(part.numpy().tobytes())
+    return digest.hexdigest()[:16]

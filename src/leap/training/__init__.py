@@ -1,0 +1,21 @@
+"""Set-up of `transformers.Trainer`: the recipe, the run folder, progress and learning curves.
+
+There is no training loop here. What is trained, and on what, is the tasks' affair.
+"""
+
+from leap.training.curve import plot_curves
+from leap.training.fit import Fitted, Progress, Status, fit, processes, quiet
+from leap.training.folder import RunFolder
+from leap.training.recipe import Recipe
+
+__all__ = [
+    "Fitted",
+    "Progress",
+    "Recipe",
+    "RunFolder",
+    "Status",
+    "fit",
+    "plot_curves",
+    "processes",
+    "quiet",
+]

@@ -1,0 +1,253 @@
+"""One run of `transformers.Trainer`, which a kill may interrupt anywhere."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from statistics import median
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from torch import Tensor
+from torch.utils.data import Dataset
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_callback import PrinterCallback
+from transformers.utils import logging
+
+from leap.errors import ConfigError
+from leap.training.folder import RunFolder
+from leap.training.recipe import Recipe
+
+Example = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a run is."""
+
+    step: int
+    steps: int
+    loss: float | None = None
+    """On the training data, over the last few steps."""
+    held_out_loss: float | None = None
+    """On the held-out data, when last looked at."""
+
+
+Progress = Callable[[Status], None]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What came of a run; its model holds the weights that did best on held-out data."""
+
+    steps: int
+    best_step: int
+    best_loss: float
+    seconds_per_step: float | None
+    """Wall time, the median; None if no step was timed."""
+    cpu_seconds_per_step: float | None
+    """The same of this process's CPU time, over all its threads."""
+    history: list[dict[str, Any]]
+    """Points of the learning curve: `step` with `loss`, or with `eval_loss`."""
+
+
+def fit(
+    model: PreTrainedModel,
+    train: Dataset[Example],
+    held_out: Dataset[Example],
+    recipe: Recipe,
+    folder: RunFolder,
+    progress: Progress | None = None,
+) -> Fitted:
+    """Train a model, or go on with it from the folder's last checkpoint.
+
+    The order of the data depends on the recipe's seed alone. Neither a stop, nor the number of
+    processes (`torchrun`), nor accumulation changes what a step learns from.
+
+    Args:
+        model: changed in place; after it, that of the best checkpoint.
+        train, held_out: examples, as the model's forward takes them.
+        recipe: how.
+        folder: where checkpoints and the log go; it must have been created.
+        progress: told how far the run is after each step.
+    """
+    n_items = len(train)  # type: ignore[arg-type]
+    n_steps = recipe.n_steps(n_items)
+    arguments = _arguments(recipe, folder, n_steps)
+    watch = _Watch(progress)
+    trainer = Trainer(
+        model=model,
+        args=arguments,
+        train_dataset=Shuffled(train, n_steps * recipe.batch, recipe.seed),
+        eval_dataset=held_out,
+        callbacks=[watch, *_tensorboard(folder)],
+    )
+    trainer.remove_callback(PrinterCallback)
+    checkpoint = folder.last_checkpoint()
+    with quiet():
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+
+    state = trainer.state
+    assert state.best_metric is not None and state.best_global_step is not None
+    return Fitted(
+        steps=state.global_step,
+        best_step=state.best_global_step,
+        best_loss=state.best_metric,
+        seconds_per_step=_median(state.log_history, "seconds_per_step"),
+        cpu_seconds_per_step=_median(state.log_history, "cpu_seconds_per_step"),
+        history=state.log_history,
+    )
+
+
+class Shuffled(Dataset[Example]):
+    """A whole run's examples in a row: pass after pass over the data, each in an order of its own.
+
+    With it, one pass of `Trainer` is the whole run, and no batch is cut short where the data ends.
+
+    Args:
+        data: the examples of one pass.
+        n_items: how many examples the run takes.
+        seed: of the orders.
+    """
+
+    def __init__(self, data: Dataset[Example], n_items: int, seed: int) -> None:
+        self.data = data
+        self.n_items = n_items
+        self.seed = seed
+        self._order: tuple[int, list[int]] = (-1, [])
+
+    def __len__(self) -> int:
+        return self.n_items
+
+    def __getitem__(self, index: int) -> Example:
+        size = len(self.data)  # type: ignore[arg-type]
+        n_pass, place = divmod(index, size)
+        if self._order[0] != n_pass:
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + n_pass)
+            self._order = n_pass, torch.randperm(size, generator=generator).tolist()
+        return self.data[self._order[1][place]]
+
+
+def _arguments(recipe: Recipe, folder: RunFolder, n_steps: int) -> TrainingArguments:
+    gpu = torch.cuda.is_available()
+    arguments = TrainingArguments(
+        output_dir=str(folder.checkpoints),
+        max_steps=n_steps,
+        gradient_accumulation_steps=recipe.accumulate,
+        learning_rate=recipe.learning_rate,
+        lr_scheduler_type={"constant": "constant_with_warmup"}.get(
+            recipe.schedule, recipe.schedule
+        ),
+        warmup_steps=round(recipe.warmup * n_steps),
+        weight_decay=recipe.weight_decay,
+        max_grad_norm=recipe.clip,
+        bf16=recipe.bf16,
+        seed=recipe.seed,
+        train_sampling_strategy="sequential",
+        eval_strategy="steps",
+        eval_steps=recipe.evaluate_every,
+        save_strategy="steps",
+        save_steps=recipe.evaluate_every,
+        save_total_limit=1,  # And the best one.
+        load_best_model_at_end=True,
+        metric_for_best_model="eval_loss",
+        greater_is_better=False,
+        logging_steps=recipe.log_every,
+        logging_first_step=True,
+        logging_nan_inf_filter=False,
+        prediction_loss_only=True,
+        remove_unused_columns=False,
+        dataloader_pin_memory=gpu,
+        ddp_find_unused_parameters=False,
+        disable_tqdm=True,
+        report_to="none",
+        use_cpu=_no_accelerator(),
+    )
+    n_parts = arguments.world_size * max(1, arguments.n_gpu) * recipe.accumulate
+    if recipe.batch % n_parts:
+        raise ConfigError(
+            f"batch={recipe.batch} does not divide among {n_parts} parts (processes, devices and "
+            f"accumulated parts); the nearest that does is {-(-recipe.batch // n_parts) * n_parts}"
+        )
+    arguments.per_device_train_batch_size = recipe.batch // n_parts
+    arguments.per_device_eval_batch_size = recipe.batch // n_parts
+    return arguments
+
+
+def processes() -> PartialState:
+    """The processes that `torchrun` started, of which this is one; or just this one."""
+    return PartialState(cpu=_no_accelerator())
+
+
+def _no_accelerator() -> bool:
+    return not (torch.cuda.is_available() or torch.backends.mps.is_available())
+
+
+def _tensorboard(folder: RunFolder) -> list[TrainerCallback]:
+    if find_spec("tensorboard") is None:
+        return []
+    from torch.utils.tensorboard import SummaryWriter
+    from transformers.integrations import TensorBoardCallback
+
+    return [TensorBoardCallback(SummaryWriter(str(folder.path / "log")))]
+
+
+class _Watch(TrainerCallback):
+    """Tells the progress, and puts the time that steps take into the history."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self.progress = progress
+        self.loss: float | None = None
+        self.held_out_loss: float | None = None
+        self.start = (0.0, 0.0)
+        self.times: list[tuple[float, float]] = []
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.start = time.perf_counter(), time.process_time()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        wall, cpu = self.start
+        self.times.append((time.perf_counter() - wall, time.process_time() - cpu))
+        self._tell(state)
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
+    ) -> None:
+        if logs and "loss" in logs:
+            self.loss = logs["loss"]
+            if self.times:
+                wall, cpu = (median(kind) for kind in zip(*self.times, strict=True))
+                state.log_history[-1] |= {"seconds_per_step": wall, "cpu_seconds_per_step": cpu}
+            self.times = []
+
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, metrics: dict[str, Any] | None = None, **_: Any
+    ) -> None:
+        if metrics:
+            self.held_out_loss = metrics["eval_loss"]
+            self._tell(state)
+
+    def _tell(self, state: Any) -> None:
+        if self.progress is not None and state.is_world_process_zero:
+            self.progress(Status(state.global_step, state.max_steps, self.loss, self.held_out_loss))
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers from bars and hints of its own: progress goes through callbacks."""
+    drawn, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if drawn:
+            logging.enable_progress_bar()
+
+
+def _median(history: list[dict[str, Any]], name: str) -> float | None:
+    values = [row[name] for row in history if name in row]
+    return median(values) if values else None

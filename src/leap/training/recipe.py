@@ -1,0 +1,70 @@
+"""How to train: the settings that every task has in common."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from leap.errors import ConfigError
+
+DEFAULT_STEPS = 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Steps, batches, the learning rate, and how often to look at the result."""
+
+    steps: int | None = None
+    """Optimiser steps; 2000 unless epochs are given."""
+    epochs: float | None = None
+    """Passes over the training text, in place of steps."""
+    batch: int = 8
+    """Sequences in each step, over all processes and accumulated parts together."""
+    accumulate: int = 1
+    """Parts each batch is computed in: less memory, the same result."""
+    learning_rate: float = 1e-3
+    """Peak learning rate of AdamW."""
+    schedule: Literal["linear", "cosine", "constant"] = "cosine"
+    """What becomes of the learning rate after the warm-up."""
+    warmup: float = 0.05
+    """Share of the steps in which the learning rate rises to its peak."""
+    weight_decay: float = 0.0
+    """Weight decay of AdamW."""
+    clip: float = 1.0
+    """Largest norm of the gradient; longer ones are shortened to it."""
+    bf16: bool = False
+    """Compute in bfloat16 where that is safe."""
+    seed: int = 0
+    """Where the weights and the order of the data start from."""
+    evaluate_every: int = 200
+    """Steps between looks at held-out text, each of which leaves a checkpoint to go on from."""
+    log_every: int = 10
+    """Steps between points of the learning curve."""
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.epochs is not None:
+            raise ConfigError(f"steps={self.steps} and epochs={self.epochs}: give one of them")
+        for name in ("steps", "epochs", "batch", "accumulate", "learning_rate", "clip"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"{name}={value} must be more than 0")
+        for name in ("evaluate_every", "log_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must be 1 or more")
+        if self.batch % self.accumulate:
+            raise ConfigError(
+                f"batch={self.batch} does not divide into accumulate={self.accumulate} parts"
+            )
+        if self.evaluate_every % self.log_every:
+            # A checkpoint between two points of the curve would give another curve when resumed.
+            raise ConfigError(
+                f"evaluate_every={self.evaluate_every} is no multiple of "
+                f"log_every={self.log_every}; make it one"
+            )
+        if not 0 <= self.warmup <= 1:
+            raise ConfigError(f"warmup={self.warmup} is a share of the steps, from 0 to 1")
+
+    def n_steps(self, n_items: int) -> int:
+        """Optimiser steps over `n_items` sequences."""
+        if self.epochs is None:
+            return DEFAULT_STEPS if self.steps is None else self.steps
+        return max(1, math.ceil(self.epochs * n_items / self.batch))

@@ -1,0 +1,122 @@
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from leap.errors import ConfigError, FileError
+from leap.tasks.lm.compare import CompareConfig, compare, parse_model, run_configs
+
+
+@pytest.fixture
+def config(play, tmp_path):
+    return CompareConfig(
+        models=("gpt2", "leap:global"),
+        data=str(play),
+        train_tokenizer=280,
+        length=32,
+        steps=2,
+        evaluate_every=1,
+        log_every=1,
+        hidden_size=16,
+        n_layer=2,
+        n_head=2,
+        output=tmp_path / "compare",
+    )
+
+
+def test_models_differ_in_nothing_but_themselves(config):
+    config = replace(config, models=("gpt2", "leap:windowed:leap-elu", "hybrid", "linear:rotary"))
+    runs = run_configs(config)
+    own = ("attention", "formulation", "windows", "position_embedding", "output")
+    assert [[getattr(run, name) for name in own[:-1]] for run in runs.values()] == [
+        ["gpt2", None, "doubling", None],
+        ["leap", "leap-elu", "doubling", None],
+        ["leap,leapformer", None, "doubling", None],
+        ["linear", None, "doubling", "rotary"],
+    ]
+    first, *others = runs.values()
+    for run in others:
+        assert replace(run, **{name: getattr(first, name) for name in own}) == first
+
+
+def test_by_default_it_is_three_epochs_of_wikitext_2():
+    for run in run_configs(CompareConfig()).values():
+        assert (run.data, run.epochs, run.steps, run.length) == ("wikitext-2", 3.0, None, 1024)
+        assert (run.learning_rate, run.schedule, run.warmup) == (5e-4, "linear", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("models", "message"),
+    [
+        (
+            ("leapfromer",),
+            "'leapfromer' in 'leapfromer' is not known; there are leapformer, .*hybrid",
+        ),
+        (("leap:widowed",), "option 'widowed' in 'leap:widowed' is not known; there are global"),
+        (("leap,gtp2",), "'gtp2' in 'leap,gtp2' is not known"),
+        ((), "models is empty"),
+        (("leap", "leap"), "one of them is named twice"),
+    ],
+    ids=str,
+)
+def test_models_that_are_not_there_are_named(models, message):
+    with pytest.raises(ConfigError, match=message):
+        CompareConfig(models=models)
+
+
+def test_short_forms_are_read():
+    assert parse_model("leap:global").windows == "global"
+    assert parse_model("hybrid").attention == "leap,leapformer"
+    assert parse_model("leapformer:none").position_embedding == "none"
+
+
+def test_a_table_and_curves_come_out_and_models_that_are_done_are_kept(config):
+    told, measured = [], []
+
+    def peak_bytes(call, device):
+        call()
+        measured.append(device)
+        return 5 * 2**20
+
+    rows = compare(config, lambda name, status: told.append((name, status.step)), peak_bytes)
+    assert [row.model for row in rows] == ["gpt2", "leap:global"]
+    assert all(1 < row.perplexity < 400 and row.peak_bytes == 5 * 2**20 for row in rows)
+    assert measured == [torch.device("cpu")] * 2
+    assert [name for name, _ in told] == sorted(name for name, _ in told)
+
+    results = json.loads((config.output / "results.json").read_text())
+    assert [row["model"] for row in results["rows"]] == ["gpt2", "leap:global"]
+    table = (config.output / "results.md").read_text().splitlines()
+    assert table[0].endswith("2 steps of 4 x 32 tokens, AdamW 0.0005 linear, seed 0")
+    assert [line.split(" | ")[0] for line in table[4:]] == ["| gpt2", "| leap:global"]
+    assert (config.output / "curves.png").stat().st_size > 0
+
+    del told[:], measured[:]
+    more = compare(
+        replace(config, models=("linear", *config.models)),
+        lambda name, status: told.append(name),
+        peak_bytes,
+    )
+    assert more[1:] == rows
+    assert set(told) == {"linear"} and len(measured) == 1
+
+
+def test_models_trained_otherwise_are_not_mixed_in(config):
+    compare(replace(config, models=("linear",)))
+    with pytest.raises(FileError, match=r"holds a run with train_tokenizer=280, not 300"):
+        compare(replace(config, train_tokenizer=300))
+    with pytest.raises(FileError, match=r"no text file at missing\.txt"):
+        compare(replace(config, data="missing.txt", output=config.output / "other"))
+    assert not (config.output / "other").exists()
+
+
+def test_all_models_share_one_tokenizer(config):
+    compare(config)
+    fingerprints = {
+        json.loads((config.output / name / "model" / "config.json").read_text())[
+            "tokenizer_fingerprint"
+        ]
+        for name in ("gpt2", "leap-global")
+    }
+    assert len(fingerprints) == 1

@@ -1,0 +1,168 @@
+import shutil
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
+
+from leap.errors import ConfigError, FileError
+from leap.models import LeapForCausalLM, LeapformerForCausalLM
+from leap.tasks.lm.model import ModelConfig, build_model, load_model, max_length, preset_sizes
+from leap.tasks.lm.tokenizer import byte_tokenizer, train_tokenizer
+
+
+def build(length=16, **settings):
+    settings = {"hidden_size": 16, "n_layer": 2, "n_head": 2} | settings
+    return build_model(ModelConfig(**settings), byte_tokenizer(), length)
+
+
+@pytest.fixture
+def copied(trained, tmp_path):
+    """A run folder to break."""
+    return shutil.copytree(trained, tmp_path / "copy")
+
+
+@pytest.mark.parametrize(
+    ("attention", "kind"),
+    [
+        ("leapformer", LeapformerForCausalLM),
+        ("cosformer", LeapformerForCausalLM),
+        ("linear", LeapformerForCausalLM),
+        ("softmax", LeapformerForCausalLM),
+        ("leap", LeapForCausalLM),
+        ("leap,leapformer", LeapformerForCausalLM),
+        ("gpt2", GPT2LMHeadModel),
+    ],
+)
+def test_every_attention_makes_a_model_that_learns(attention, kind):
+    model = build(attention=attention)
+    assert type(model) is kind
+    tokens = torch.arange(16).unsqueeze(0)
+    loss = model(input_ids=tokens, labels=tokens).loss
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_the_tokenizer_sets_the_vocabulary_and_the_end():
+    config = build().config
+    assert (config.vocab_size, config.eos_token_id, config.n_positions) == (257, 256, 16)
+
+
+def test_attentions_take_turns():
+    config = build(attention="leap,leapformer", n_layer=3).config
+    assert config.attentions == ["leap", "leapformer", "leap"]
+
+
+def test_windows_double_or_are_as_given():
+    assert build(attention="leap", n_layer=4).config.windows == [4, 8, 16, None]
+    assert build(attention="leap", windows="global").config.windows == [None, None]
+    assert build(attention="leap", windows="3,global").config.windows == [3, None]
+
+
+def test_formulation_is_passed_on():
+    assert build(attention="leap", formulation="leap-elu").config.formulation == "leap-elu"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"attention": "leapfromer"},
+            "attention='leapfromer' is not known; there are leapformer, ",
+        ),
+        ({"attention": "leap", "windows": "4,8,16"}, "has 3 entries for 2 layers"),
+        ({"attention": "leap", "windows": "wide"}, "windows='wide' is not known; give doubling"),
+        ({"windows": "global"}, "are of LEAP layers, and attention=leapformer has none"),
+        ({"attention": "gpt2", "formulation": "leap-elu"}, "are of LEAP layers, and gpt2 has none"),
+        ({"attention": "gpt2", "position_embedding": "rotary"}, "gpt2 has learned positions"),
+        ({"attention": "leap", "formulation": "leap-2"}, "formulation='leap-2' is not known"),
+    ],
+    ids=str,
+)
+def test_settings_that_do_not_fit_are_named(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        build(**settings)
+
+
+def test_presets_give_sizes_that_can_be_overruled():
+    model = build(preset="tiny", hidden_size=None, n_layer=None, n_head=4)
+    assert (model.config.hidden_size, model.config.n_layer, model.config.n_heads) == (32, 2, 4)
+    assert model.config.vocab_size == 257
+    assert build(preset="tiny", n_layer=3, attention="leap").config.windows == [4, 8, None]
+    assert build(preset="tiny", attention="gpt2", hidden_size=None).config.n_embd == 32
+    with pytest.raises(ConfigError, match="no preset is called 'teeny'; there are tiny, small"):
+        build(preset="teeny")
+
+
+def test_presets_are_measured_without_making_them():
+    sizes = {size.name: size for size in preset_sizes()}
+    assert sizes["tiny"].parameters == LeapformerForCausalLM(sizes["tiny"].config).num_parameters()
+    assert 130e6 < sizes["140m"].parameters < 150e6
+    assert all(size.state_bytes > 0 for size in sizes.values())
+
+
+def test_positions_that_are_learned_limit_the_length():
+    assert max_length(build()) == 16
+    assert max_length(build(attention="gpt2")) == 16
+    assert max_length(build(position_embedding="none")) is None
+
+
+def test_a_run_is_loaded_with_its_tokenizer(trained):
+    model, tokenizer = load_model(trained)
+    assert not model.training
+    assert tokenizer.vocab_size == model.config.vocab_size == 257
+    same, _ = load_model(trained / "model")
+    torch.testing.assert_close(same.state_dict(), model.state_dict())
+
+
+def test_it_is_a_hugging_face_model_for_everyone(trained):
+    model = AutoModelForCausalLM.from_pretrained(trained / "model")
+    tokenizer = AutoTokenizer.from_pretrained(trained / "model")
+    inputs = tokenizer("Björn", return_tensors="pt")
+    assert model.generate(**inputs, max_new_tokens=3, min_new_tokens=3).shape == (1, 9)
+
+
+def test_a_run_that_goes_on_gives_its_best_so_far(copied):
+    shutil.rmtree(copied / "model")
+    (copied / "metrics.json").unlink()
+    model, _ = load_model(copied)
+    assert model.config.n_layer == 2
+    shutil.rmtree(copied / "checkpoints")
+    (copied / "checkpoints").mkdir()
+    with pytest.raises(FileError, match="has no checkpoint yet"):
+        load_model(copied)
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(FileError, match=r"no run folder at .*/nothing; train a model"):
+        load_model(tmp_path / "nothing")
+    with pytest.raises(FileError, match="holds no model"):
+        load_model(tmp_path)
+
+
+def test_a_truncated_model_is_named(copied):
+    path = copied / "model" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+    with pytest.raises(
+        FileError, match=r"copy/model holds no whole model of ours \(.*\); train"
+    ) as e:
+        load_model(copied)
+    assert "\n" not in str(e.value)
+
+
+def test_a_model_of_another_kind_is_named(copied):
+    (copied / "model" / "config.json").write_text('{"model_type": "bart-like"}')
+    with pytest.raises(FileError, match="holds no whole model of ours"):
+        load_model(copied)
+
+
+def test_a_model_of_other_sizes_is_named(copied):
+    path = copied / "model" / "config.json"
+    path.write_text(path.read_text().replace('"hidden_size": 16', '"hidden_size": 32'))
+    with pytest.raises(FileError, match="holds no whole model of ours"):
+        load_model(copied)
+
+
+def test_a_tokenizer_that_does_not_fit_is_named(copied, play):
+    train_tokenizer([play.read_text(encoding="utf-8")], 260).save(copied / "model")
+    with pytest.raises(FileError, match=r"is not the one this model was trained with .260 tokens"):
+        load_model(copied)

@@ -1,0 +1,164 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from leap.errors import ConfigError
+from leap.models import LeapformerConfig, LeapformerForCausalLM
+from leap.training import Recipe, RunFolder, fit, plot_curves
+from leap.training.fit import Shuffled
+
+RECIPE = Recipe(steps=8, batch=4, evaluate_every=4, log_every=1, warmup=0.0, learning_rate=1e-2)
+
+
+class Counting(Dataset):
+    """Rows that count upwards from anywhere: easy to foretell."""
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        row = (torch.arange(9) + index) % 11
+        return {"input_ids": row[:-1], "labels": row[:-1], "shift_labels": row[1:]}
+
+
+def make_model(dropout=0.0, attention="leapformer"):
+    torch.manual_seed(0)
+    config = LeapformerConfig(
+        attention=attention,
+        vocab_size=11,
+        hidden_size=8,
+        n_layer=1,
+        n_heads=2,
+        n_positions=8,
+        hidden_dropout_prob=dropout,
+    )
+    return LeapformerForCausalLM(config)
+
+
+def run(path, recipe=RECIPE, progress=None, **options):
+    folder = RunFolder(path, {})
+    folder.create({})
+    model = make_model(**options)
+    return model, fit(model, Counting(), Counting(), recipe, folder, progress)
+
+
+def losses(fitted):
+    """Step, training loss or None, held-out loss or None."""
+    points = [(row["step"], row.get("loss"), row.get("eval_loss")) for row in fitted.history]
+    return [point for point in points if point[1:] != (None, None)]
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_at(step):
+    def progress(status):
+        if status.step == step:
+            raise Stop
+
+    return progress
+
+
+def test_training_lowers_the_loss(tmp_path):
+    _, fitted = run(tmp_path)
+    trained = [loss for _, loss, _ in losses(fitted) if loss is not None]
+    assert len(trained) == fitted.steps == 8
+    assert trained[-1] < trained[0] - 0.2
+    assert fitted.seconds_per_step > 0 and fitted.cpu_seconds_per_step > 0
+
+
+@pytest.mark.parametrize("step", [2, 4, 7])
+def test_a_stopped_run_goes_on_to_the_same_curve(tmp_path, step):
+    _, whole = run(tmp_path / "whole", dropout=0.2)
+    with pytest.raises(Stop):
+        run(tmp_path / "stopped", progress=stop_at(step), dropout=0.2)
+    _, resumed = run(tmp_path / "stopped", dropout=0.2)
+    assert losses(resumed) == losses(whole)
+
+
+def test_a_run_that_is_done_is_not_trained_again(tmp_path):
+    model, first = run(tmp_path)
+    steps = []
+    again, second = run(tmp_path, progress=lambda status: steps.append(status.step))
+    assert steps == []
+    assert losses(second) == losses(first)
+    torch.testing.assert_close(dict(again.named_parameters()), dict(model.named_parameters()))
+
+
+def test_the_best_weights_are_kept(tmp_path):
+    # So large a rate, rising all the while, that it ends worse than it was.
+    recipe = replace(RECIPE, steps=12, warmup=1.0, learning_rate=3.0, clip=1e6)
+    model, fitted = run(tmp_path, recipe)
+    held_out = {step: loss for step, _, loss in losses(fitted) if loss is not None}
+    assert fitted.best_loss == min(held_out.values()) == held_out[fitted.best_step]
+    assert fitted.best_step < 12
+    rows = [Counting()[i] for i in range(10)]
+    batch = {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
+    with torch.no_grad():
+        loss = float(model.eval()(**batch).loss)
+    assert loss == pytest.approx(fitted.best_loss, rel=1e-5)
+
+
+def test_accumulation_does_not_change_what_is_learnt(tmp_path):
+    _, whole = run(tmp_path / "1")
+    _, parts = run(tmp_path / "4", replace(RECIPE, accumulate=4))
+    for one, other in zip(losses(whole), losses(parts), strict=True):
+        assert one[0] == other[0]
+        assert (one[1] or one[2]) == pytest.approx(other[1] or other[2], rel=1e-5)
+
+
+@pytest.mark.parametrize("attention", ["leapformer", "leap", "softmax"])
+def test_bfloat16_trains_too(tmp_path, attention):
+    _, fitted = run(tmp_path, replace(RECIPE, bf16=True), attention=attention)
+    trained = [loss for _, loss, _ in losses(fitted) if loss is not None]
+    assert trained[-1] < trained[0] - 0.1
+
+
+def test_progress_is_told_after_every_step(tmp_path):
+    told = []
+    run(tmp_path, progress=told.append)
+    assert [status.step for status in told] == [1, 2, 3, 4, 4, 5, 6, 7, 8, 8]
+    assert all(status.steps == 8 for status in told)
+    assert told[-1].loss is not None and told[-1].held_out_loss is not None
+
+
+def test_the_last_step_is_evaluated_even_between_evaluations(tmp_path):
+    _, fitted = run(tmp_path, replace(RECIPE, steps=6))
+    assert [step for step, _, loss in losses(fitted) if loss is not None] == [4, 6]
+
+
+def test_a_batch_that_does_not_divide_among_processes_says_what_would(tmp_path, monkeypatch):
+    monkeypatch.setattr("transformers.TrainingArguments.world_size", property(lambda _: 3))
+    with pytest.raises(ConfigError, match=r"batch=4 does not divide among 3 parts .* is 6"):
+        run(tmp_path)
+
+
+def test_nothing_is_printed(tmp_path, capfd):
+    run(tmp_path)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_there_is_a_log_for_tensorboard(tmp_path):
+    pytest.importorskip("tensorboard")
+    run(tmp_path)
+    assert list((tmp_path / "log").glob("events.out.tfevents.*"))
+
+
+def test_each_pass_shows_everything_once_in_an_order_of_its_own():
+    rows = Shuffled(Counting(), 20, 1)
+    shown = [int(rows[i]["input_ids"][0]) for i in range(20)]
+    assert sorted(shown[:10]) == sorted(shown[10:]) == list(range(10))
+    assert shown[:10] != shown[10:]
+    again = Shuffled(Counting(), 20, 1)
+    assert int(again[13]["input_ids"][0]) == shown[13]  # Wherever one begins.
+    other = [int(Shuffled(Counting(), 20, 2)[i]["input_ids"][0]) for i in range(10)]
+    assert other != shown[:10]
+
+
+def test_curves_are_drawn(tmp_path):
+    history = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.5}, {"step": 2, "eval_loss": 1.7}]
+    plot_curves({"a": history, "b": []}, tmp_path / "curve.png", "two runs")
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")

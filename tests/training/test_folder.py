@@ -1,0 +1,107 @@
+import json
+
+import pytest
+
+from leap.errors import FileError
+from leap.training import RunFolder
+
+SETTINGS = {"steps": 10, "data": "play.txt"}
+DATA = {"text": "0123"}
+
+
+def make(path, settings=SETTINGS):
+    folder = RunFolder(path, settings)
+    folder.create(DATA)
+    return folder
+
+
+def test_nothing_is_written_before_it_is_created(tmp_path):
+    RunFolder(tmp_path / "run", SETTINGS)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_same_settings_find_it_again(tmp_path):
+    make(tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "config.json").read_text()) == SETTINGS
+    make(tmp_path / "run")
+
+
+def test_other_settings_are_refused(tmp_path):
+    make(tmp_path / "run")
+    with pytest.raises(FileError, match=r"run holds a run with steps=10, not 20; give another"):
+        RunFolder(tmp_path / "run", SETTINGS | {"steps": 20})
+
+
+def test_a_setting_that_an_older_run_did_not_have_is_no_difference(tmp_path):
+    make(tmp_path / "run")
+    RunFolder(tmp_path / "run", SETTINGS | {"colour": "red"})
+
+
+def test_other_data_are_refused(tmp_path):
+    folder = make(tmp_path / "run")
+    with pytest.raises(FileError, match=r"data of the run in .* has changed"):
+        folder.create({"text": "4567"})
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path):
+    (tmp_path / "letter.txt").write_text("Dear")
+    with pytest.raises(FileError, match="is not empty and holds no run"):
+        RunFolder(tmp_path, SETTINGS)
+    with pytest.raises(FileError, match=r"letter\.txt is a file"):
+        RunFolder(tmp_path / "letter.txt", SETTINGS)
+    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+
+
+def test_a_kill_while_it_is_made_leaves_one_that_can_go_on(tmp_path):
+    (tmp_path / ".config.json.part").write_text("{")
+    (tmp_path / "data.json").write_text(json.dumps(DATA))
+    make(tmp_path)
+
+
+def test_a_broken_config_is_named(tmp_path):
+    (tmp_path / "config.json").write_text('{"steps"')
+    with pytest.raises(FileError, match=r"config\.json is not a whole JSON file"):
+        RunFolder(tmp_path, SETTINGS)
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileError, match="cannot write to"):
+        RunFolder(tmp_path / "file" / "run", SETTINGS).create(DATA)
+
+
+def test_metrics_say_that_it_is_finished(tmp_path):
+    folder = make(tmp_path / "run")
+    assert folder.metrics() is None
+    folder.write_metrics({"loss": 1.5})
+    assert folder.metrics() == {"loss": 1.5}
+
+
+def test_a_folder_inside_appears_whole_or_not_at_all(tmp_path):
+    folder = make(tmp_path / "run")
+
+    def fail(path):
+        (path / "half").write_text("")
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        folder.write_folder("model", fail)
+    assert not folder.model.exists()
+
+    folder.write_folder("model", lambda path: (path / "whole").write_text(""))
+    assert [path.name for path in folder.model.iterdir()] == ["whole"]
+
+
+def test_the_last_checkpoint_is_the_newest_whole_one(tmp_path):
+    folder = make(tmp_path / "run")
+    assert folder.last_checkpoint() is None
+    for step, state in [(5, "{}"), (10, "{}"), (15, '{"half"'), (20, None)]:
+        checkpoint = folder.checkpoints / f"checkpoint-{step}"
+        checkpoint.mkdir(parents=True)
+        if state is not None:
+            (checkpoint / "trainer_state.json").write_text(state)
+    assert folder.last_checkpoint() == folder.checkpoints / "checkpoint-10"
+    assert sorted(path.name for path in folder.checkpoints.iterdir()) == [
+        "checkpoint-10",
+        "checkpoint-5",
+    ]

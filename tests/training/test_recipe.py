@@ -1,0 +1,35 @@
+import pytest
+
+from leap.errors import ConfigError
+from leap.training import Recipe
+
+
+def test_steps_are_given_or_follow_from_epochs():
+    assert Recipe(steps=7).n_steps(1000) == 7
+    assert Recipe(epochs=1.0, batch=4).n_steps(10) == 3
+    assert Recipe(epochs=0.5, batch=4).n_steps(16) == 2
+    assert Recipe(epochs=1e-6, batch=4).n_steps(16) == 1
+    assert Recipe().n_steps(10) == 2000
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"steps": 3, "epochs": 1.0}, "steps=3 and epochs=1.0: give one of them"),
+        ({"steps": 0}, "steps=0 must be more than 0"),
+        ({"epochs": float("nan")}, "epochs=nan must be more than 0"),
+        ({"batch": 0}, "batch=0 must be more than 0"),
+        ({"learning_rate": -1.0}, r"learning_rate=-1\.0 must be more than 0"),
+        ({"evaluate_every": 0}, "evaluate_every=0 must be 1 or more"),
+        ({"batch": 6, "accumulate": 4}, "batch=6 does not divide into accumulate=4 parts"),
+        (
+            {"evaluate_every": 15, "log_every": 10},
+            "evaluate_every=15 is no multiple .* log_every=10",
+        ),
+        ({"warmup": 1.5}, r"warmup=1\.5 is a share"),
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_work_are_named(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        Recipe(**settings)
