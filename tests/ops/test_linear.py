@@ -425,6 +425,7 @@ def test_no_finite_input_gives_nan_or_infinity(q, k, v, constant, seed):
         causal_linear_attention(*scaled, chunk_size=8)[0],
         causal_linear_attention(*scaled, log_gate=torch.full((1, 2, 17), -0.1), chunk_size=8)[0],
         linear_attention(*scaled),
+        staircase_linear_attention(*scaled, torch.arange(17) // 2),
     ):
         assert o.isfinite().all()
         # A weighted mean lies among its values (or between them and 0, where the floor holds).

@@ -16,7 +16,7 @@ from leap.layers import Attention, LeapAttention, LeapformerAttention, SoftmaxAt
 from leap.layers.additive import FORMULATIONS
 from leap.ops.features import FEATURES
 
-PositionEmbedding = Literal["learned", "sinusoidal", "rotary", "alibi", "none"]
+PositionEmbedding = Literal["learned", "sinusoidal", "rotary", "none"]
 
 
 @strict
@@ -34,8 +34,8 @@ class LeapformerConfig(PreTrainedConfig):
         layer_types: the same in Hugging Face's words: "linear_attention" for `attention`,
             "full_attention" for softmax, "sliding_attention" for LEAP over the layer's window.
         window_sizes: window of each LEAP layer; None, for one or for all, sees everything.
-        position_embedding: "learned"; "sinusoidal"; "rotary"; "alibi", by which heads fade what
-            is far, each at a rate of its own; or "none".
+        position_embedding: "learned" or "sinusoidal", added to embeddings; "rotary", turning the
+            queries and keys of attentions that have them; or "none".
         feature: feature map of linear attentions, in `leap.ops.features.FEATURES`.
         proportion_hidden, proportion_step_down, proportion_per_head, proportion_bins,
             normaliser, gate, attention_eps: see `LeapformerAttention`.
@@ -150,6 +150,13 @@ class LeapformerConfig(PreTrainedConfig):
         for window in self.windows:
             if window is not None and window < 1:
                 raise ConfigError(f"window_sizes={self.windows} holds {window}; give 1 or more")
+        if self.position_embedding == "rotary" and not any(
+            ATTENTIONS[name].rotary for name in self.attentions
+        ):
+            raise ConfigError(
+                f"position_embedding='rotary' turns queries and keys, which "
+                f"attention={self.attention!r} does not match; use 'learned', 'sinusoidal' or 'none'"
+            )
         self.layer_types = [ATTENTIONS[name].layer_type for name in self.attentions]
 
 
@@ -183,6 +190,8 @@ class Mechanism:
     """One kind of attention that a model's config can name."""
 
     build: Callable[[LeapformerConfig, int], Attention]
+    rotary: bool = True
+    """Whether it matches queries with keys, which positions can turn."""
     layer_type: str = "linear_attention"
     """What Hugging Face calls a layer of this kind."""
 
@@ -233,7 +242,7 @@ ATTENTIONS: dict[str, Mechanism] = {
         )
     ),
     "linear": Mechanism(lambda config, layer: _leapformer(config, layer, proportion="none")),
-    "leap": Mechanism(_leap),
+    "leap": Mechanism(_leap, rotary=False),
     "softmax": Mechanism(_softmax, layer_type="full_attention"),
 }
 """Every mechanism by its name in `LeapformerConfig.attention`."""
