@@ -29,6 +29,7 @@ c tokens of a chunk.
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -89,12 +90,14 @@ class _Rows:
 class _Chunk(_Rows):
     """A stretch of tokens short enough to attend to each other in a square of scores."""
 
-    @property
+    @cached_property
     def fq(self) -> Tensor:
+        """Queries with their re-weighting multiplied in."""
         return _widen(self.q, self.x)
 
-    @property
+    @cached_property
     def fk(self) -> Tensor:
+        """Keys likewise."""
         return _widen(self.k, self.y)
 
     def scores(self) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -113,9 +116,8 @@ class _Chunk(_Rows):
 
     def advance_(self, kv: Tensor, k_sum: Tensor) -> None:
         """Move the state past the chunk, in place."""
-        fk = self.fk
-        kv.baddbmm_(fk.mT, self.v)
-        k_sum += fk.sum(1).unsqueeze(-1)
+        kv.baddbmm_(self.fk.mT, self.v)
+        k_sum += self.fk.sum(1).unsqueeze(-1)
 
     def backward_(
         self, g: Tensor, h: Tensor, kv: Tensor, k_sum: Tensor, dkv: Tensor, dk_sum: Tensor
@@ -267,15 +269,19 @@ def attend_backward(
                 do_, o_, den_ = (x[rows, stretch] for x in saved)
                 g, h = _through_the_division(do_, o_, den_, part.scale, normalise, eps)
                 spans = _spans(part.q.shape[1], chunk_size)
-                states = _states_before(part, spans, kv_marks[i, rows], k_sum_marks[i, rows])
-                for span, state in zip(reversed(spans), reversed(states), strict=True):
-                    c = part.chunk(span)
+                chunks = [part.chunk(span) for span in spans]
+                states = _states_before(chunks, kv_marks[i, rows], k_sum_marks[i, rows])
+                turns: list[tuple[Tensor | None, Tensor | None]] = []
+                for span, c, state in reversed(list(zip(spans, chunks, states, strict=True))):
                     *grads, dx, dy = c.backward_(g[:, span], h[:, span], *state, dkv_, dk_sum_)
                     for out, grad in zip(outputs, grads, strict=False):
                         out[rows, stretch][:, span] = grad
-                    for out, dturn, turn in zip(outputs[3:], (dx, dy), (c.x, c.y), strict=True):
-                        if dturn is not None and turn is not None:
-                            out[rows, stretch][:, span] = _turn_backward(dturn, turn)
+                    turns.append((dx, dy))
+                for out, dturn, turn in zip(
+                    outputs[3:], zip(*reversed(turns), strict=True), (part.x, part.y), strict=True
+                ):
+                    if turn is not None:
+                        out[rows, stretch] = _turn_backward(torch.cat(dturn, dim=1), turn)
     return dq, dk, dv, dp, ds, dkv_before, dk_sum_before
 
 
@@ -290,14 +296,12 @@ def _through_the_division(
     return g, (g * o).sum(-1, keepdim=True).neg_().masked_fill_(den < floor, 0)
 
 
-def _states_before(
-    part: _Rows, spans: list[slice], kv: Tensor, k_sum: Tensor
-) -> list[tuple[Tensor, Tensor]]:
-    """The state before each chunk of a stretch, from the one before the first."""
+def _states_before(chunks: list[_Chunk], kv: Tensor, k_sum: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """The state before each of some chunks, from the one before the first."""
     states = [(kv, k_sum)]
-    for span in spans[:-1]:
+    for c in chunks[:-1]:
         kv, k_sum = kv.clone(), k_sum.clone()
-        part.chunk(span).advance_(kv, k_sum)
+        c.advance_(kv, k_sum)
         states.append((kv, k_sum))
     return states
 
@@ -326,9 +330,15 @@ def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     o, den, _kv_after, _k_sum_after, *marks = output
     ctx.save_for_backward(*tensors, o, den, *marks)
     ctx.mark_non_differentiable(den, *marks)
+    ctx.set_materialize_grads(False)  # Zeros for the marks would be as large as they are.
 
 
 def _differentiate(ctx, do, _dden, dkv, dk_sum, *_dmarks):  # type: ignore[no-untyped-def]
+    o, _, kv_marks, _ = ctx.saved_tensors[-4:]
+    b, h, f, e = *o.shape[:2], *kv_marks.shape[2:]
+    do = torch.zeros_like(o) if do is None else do
+    dkv = kv_marks.new_zeros(b, h, f, e) if dkv is None else dkv
+    dk_sum = kv_marks.new_zeros(b, h, f) if dk_sum is None else dk_sum
     grads = attend_backward(
         do, dkv, dk_sum, *ctx.saved_tensors, ctx.chunk_size, ctx.normalise, ctx.eps
     )
