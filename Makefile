@@ -38,8 +38,8 @@ check: $(STAMP) ## run ruff, mypy, lint-imports and the tests
 bench: $(STAMP) ## measure every attention against torch's own (ten minutes)
 	@$(RUN) -m leap.cli bench attention
 
-demo: $(STAMP) ## measure every attention at short lengths (a minute) and plot it
-	@$(RUN) -m leap.cli bench attention --lengths 256 512 1024 2048 --output runs/demo
+demo: $(STAMP) ## train a small language model beside softmax, write text, show it all (5 minutes)
+	@$(RUN) -m leap.cli lm demo
 
 clean: ## remove the environment
 	rm -rf $(VENV)

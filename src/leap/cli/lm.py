@@ -14,10 +14,12 @@ from transformers.utils import logging
 from leap.bench.measure import peak_bytes
 from leap.cli import Verb
 from leap.tasks.lm import compare as comparing
+from leap.tasks.lm import demo as demonstrating
 from leap.tasks.lm import evaluate as evaluating
 from leap.tasks.lm import generate as generating
 from leap.tasks.lm import train as training
 from leap.tasks.lm.compare import CompareConfig, CompareProgress
+from leap.tasks.lm.demo import DemoConfig
 from leap.tasks.lm.evaluate import EvalConfig
 from leap.tasks.lm.generate import GenerateConfig
 from leap.tasks.lm.model import preset_sizes
@@ -107,6 +109,26 @@ def compare(config: CompareConfig) -> None:
     _show(comparing.COLUMNS, [comparing.cells(row) for row in rows])
     for name in ("results.json", "results.md", "curves.png"):
         print(f"wrote {config.output / name}")
+
+
+def demo(config: DemoConfig) -> None:
+    """Train, print the table and what was written, and say where the report is."""
+    with _progress_shown() as progress:
+        learners, written = demonstrating.demo(config, progress)
+    rows = [
+        [
+            learner.row.model,
+            f"{learner.before:,.0f}",
+            f"{learner.row.perplexity:.2f}",
+            f"{learner.row.bits_per_byte:.3f}",
+            *(f"{learner.milliseconds[n]:.2f}" for n in config.contexts),
+        ]
+        for learner in learners
+    ]
+    costs = (f"ms a token at {n:,}" for n in config.contexts)
+    _show(("model", "perplexity before", "after", "bits a byte", *costs), rows)
+    print(f"def {written.text}\n")
+    print(f"wrote {config.output / 'report.html'}")
 
 
 def _show(columns: tuple[str, ...], rows: list[list[str]]) -> None:
@@ -238,6 +260,11 @@ VERBS = {
                 "LEAP's own experiment in full, given T5's tokenizer",
             ),
         ],
+    ),
+    "demo": Verb(
+        config=DemoConfig,
+        run=demo,
+        examples=[("lm demo", "five minutes on two cores; ends in runs/demo/report.html")],
     ),
     "presets": Verb(
         config=PresetsConfig,
