@@ -1,89 +1,69 @@
 import json
-from dataclasses import replace
+from dataclasses import dataclass
 
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from leap.bench import report as reporting
-from leap.bench.attention import BenchConfig, Report, Result, describe_machine
+from leap.bench.report import Page, digits, draw, tabulate, times
 from leap.errors import FileError
 
-MIB = 2**20
+NUMBERS = {("b", 1024): 10.0, ("a-w4", 1024): 0.5, ("b", 2048): 40.0, ("a-w4", 2048): 1.0}
 
 
-def result(mechanism, length, seconds, speed, n_mib, passes="forward+backward"):
-    return Result(
-        mechanism=mechanism,
-        baseline="softmax",
-        length=length,
-        passes=passes,
-        seconds=seconds,
-        speed=speed,
-        peak_bytes=n_mib * MIB,
-        turns=(seconds, 2 * seconds),
+@dataclass(frozen=True)
+class Settings:
+    lengths: tuple[int, ...] = (1024, 2048)
+
+
+def make_page():
+    figure = Figure()
+    draw(figure.subplots(), NUMBERS)
+    return Page(
+        name="speed",
+        report=Settings(),
+        description="On an abacus.",
+        tables=[tabulate("milliseconds", NUMBERS, growth=True), tabulate("speed", NUMBERS, times)],
+        figure=figure,
     )
 
 
-def make_report():
-    config = BenchConfig(lengths=(1024, 2048))
-    rows = [
-        result("softmax", 1024, 0.1, 1.0, 4),
-        result("leap-w64", 1024, 0.05, 2.0, 3),
-        result("softmax", 2048, 0.4, 1.0, 8),
-        result("leap-w64", 2048, 0.1, 4.0, 6),
-    ]
-    rows += [replace(r, passes="forward", seconds=r.seconds / 100) for r in rows]
-    return Report(config=config, machine=describe_machine(config), results=rows)
+def test_a_table_has_a_row_for_each_name_and_a_column_for_each_length():
+    table = tabulate("milliseconds", NUMBERS)
+    assert table.columns == ["tokens", "1024", "2048"]
+    assert table.rows == [["b", "10", "40"], ["a-w4", "0.50", "1.0"]]
 
 
-def test_tables_give_speed_then_time_then_memory_of_what_training_takes_first():
-    speed, time, memory, *forward = reporting.tables(make_report())
-    assert speed.columns == ["tokens", "1024", "2048"]
-    assert speed.rows == [["leap-w64", "2.0x", "4.0x"]]
-    assert time.columns == ["tokens", "1024", "2048", "growth"]
-    assert time.rows == [["softmax", "100", "400", "t^2.0"], ["leap-w64", "50", "100", "t^1.0"]]
-    assert memory.rows == [["softmax", "4.0", "8.0", "t^1.0"], ["leap-w64", "3.0", "6.0", "t^1.0"]]
-    assert [t.title.split(":")[0] for t in forward] == ["forward"] * 3
-    assert forward[1].rows[1] == ["leap-w64", "0.50", "1.0", "t^1.0"]
+def test_growth_is_the_exponent_between_the_two_longest_lengths():
+    table = tabulate("milliseconds", NUMBERS, growth=True)
+    assert table.columns[-1] == "growth"
+    assert [row[-1] for row in table.rows] == ["t^2.0", "t^1.0"]
 
 
 def test_one_length_shows_no_growth():
-    report = make_report()
-    short = replace(report, results=[r for r in report.results if r.length == 1024])
-    assert reporting.tables(short)[1].columns == ["tokens", "1024"]
+    assert tabulate("ms", {("a", 8): 1.0}, growth=True).columns == ["tokens", "8"]
 
 
-def test_markdown_has_every_table_and_says_what_it_was_measured_on():
-    text = reporting.markdown(make_report())
-    assert text.startswith("Batch 1, 8 heads of 64, float32; CPU time on 1 thread of ")
-    assert "| leap-w64 | 2.0x | 4.0x |" in text.splitlines()
+@pytest.mark.parametrize(("x", "shown"), [(0.123, "0.12"), (1.23, "1.2"), (12.3, "12")])
+def test_digits_that_count(x, shown):
+    assert digits(x) == shown
+
+
+def test_markdown_has_every_table_below_the_description():
+    text = reporting.markdown(make_page())
+    assert text.startswith("On an abacus.\n\n**milliseconds**\n\n")
     assert "| tokens | 1024 | 2048 | growth |\n| --- | --: | --: | --: |" in text
+    assert "| a-w4 | 0.50x | 1.0x |" in text.splitlines()
 
 
 def test_files_are_written_and_hold_everything(tmp_path):
-    report = make_report()
-    folder = tmp_path / "not" / "there" / "yet"
-    paths = reporting.write(report, folder)
+    page, folder = make_page(), tmp_path / "not" / "there" / "yet"
+    paths = reporting.write(page, folder)
     assert sorted(paths) == sorted(folder.iterdir())
-
-    stored = json.loads((folder / "results.json").read_text())
-    assert stored["config"]["lengths"] == [1024, 2048]
-    assert stored["config"]["output"] == str(report.config.output)
-    assert stored["machine"] == report.machine
-    assert stored["results"][1]["mechanism"] == "leap-w64"
-    assert stored["results"][1]["turns"] == [0.05, 0.1]
-
-    assert (folder / "results.md").read_text() == reporting.markdown(report)
-    height, width, _ = imread(folder / "attention.png").shape
-    assert width >= 1200 and height >= 800
-
-
-def test_the_plot_names_its_axes_with_units_and_every_mechanism():
-    figure = reporting.plot(make_report())
-    labels = {text for axes in figure.axes for text in (axes.get_xlabel(), axes.get_ylabel())}
-    assert {"length (tokens)", "CPU time (ms)"} <= labels
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["softmax", "leap-w64"]
-    assert all(axes.get_xscale() == axes.get_yscale() == "log" for axes in figure.axes)
+    assert json.loads((folder / "results.json").read_text()) == {"lengths": [1024, 2048]}
+    assert (folder / "results.md").read_text() == reporting.markdown(page)
+    assert imread(folder / "speed.png").ndim == 3
 
 
 def test_no_two_mechanisms_look_alike():

@@ -9,23 +9,37 @@ SMALL = ["--lengths", "8", "16", "--heads", "2", "--width", "16", "--repeats", "
 SMALL += ["--mechanisms", "leapformer", "leap-w4"]
 
 
-def run(capsys, *arguments):
+SMALL_DECODE = ["--contexts", "8", "20", "--preset", "tiny", "--repeats", "1"]
+EXAMPLES = [(verb, line) for verb in VERBS for line, _ in VERBS[verb].examples]
+
+
+def run(capsys, *arguments, verb="attention"):
     code = 0
     try:
-        main(["bench", "attention", *arguments])
+        main(["bench", verb, *arguments])
     except SystemExit as leaving:
         code = leaving.code
     out, err = capsys.readouterr()
     return code, out, err
 
 
-def test_help_explains_the_flags_and_ends_with_examples(capsys):
-    code, out, _ = run(capsys, "--help")
+@pytest.mark.parametrize(
+    ("verb", "promises"),
+    [
+        (
+            "attention",
+            ["Measure the time and memory of every", "--lengths", "Numbers of tokens to attend"],
+        ),
+        ("decode", ["Measure the time of one more token", "--contexts", "quadratic"]),
+    ],
+)
+def test_help_explains_the_flags_and_ends_with_examples(capsys, verb, promises):
+    code, out, _ = run(capsys, "--help", verb=verb)
     assert code == 0
-    assert "Measure the time and memory of every attention" in out
-    assert "--lengths" in out and "Numbers of tokens to attend over." in out
+    for promise in promises:
+        assert promise in out
     _, examples = out.split("\nexamples:\n")
-    for line, meaning in VERBS["attention"].examples:
+    for line, meaning in VERBS[verb].examples:
         assert f"  leap {line}  " in examples and meaning in examples
 
 
@@ -38,6 +52,25 @@ def test_tables_are_printed_and_files_written(capsys, tmp_path):
         assert f"wrote {tmp_path / 'run' / name}" in out
         assert (tmp_path / "run" / name).stat().st_size > 0
     assert "16 tokens, forward+backward" in err
+
+
+def test_decoding_is_measured_and_files_written(capsys, tmp_path):
+    code, out, err = run(capsys, *SMALL_DECODE, "--output", str(tmp_path / "run"), verb="decode")
+    assert code == 0
+    for title in ("milliseconds of CPU time a token", "tokens a second", "1 is flat", "state kept"):
+        assert title in out
+    assert "leapformer" in out and "gpt2" in out
+    for name in ("results.json", "results.md", "decode.png"):
+        assert f"wrote {tmp_path / 'run' / name}" in out
+        assert (tmp_path / "run" / name).stat().st_size > 0
+    assert "context of 20" in err
+
+
+def test_an_unknown_model_is_one_line(capsys, tmp_path):
+    code, out, err = run(capsys, "--models", "gtp2", "--output", str(tmp_path), verb="decode")
+    assert (code, out) == (1, "")
+    assert err.startswith("leap: no model is called 'gtp2'; there are leapformer, ")
+    assert err.count("\n") == 1
 
 
 def test_an_unknown_mechanism_is_one_line(capsys, tmp_path):
@@ -60,17 +93,18 @@ def test_a_value_of_the_wrong_kind_is_named(capsys, value):
     assert "--heads" in err and value in err
 
 
-def test_a_folder_that_cannot_be_written_shows_before_the_work(capsys, tmp_path, monkeypatch):
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_folder_that_cannot_be_written_shows_before_the_work(capsys, tmp_path, monkeypatch, verb):
     (tmp_path / "taken").write_text("")
-    monkeypatch.setattr("leap.cli.bench.measure", lambda *_: pytest.fail("measured in vain"))
-    code, _, err = run(capsys, "--output", str(tmp_path / "taken"))
+    monkeypatch.setattr(f"leap.cli.bench.measure_{verb}", lambda *_: pytest.fail("in vain"))
+    code, _, err = run(capsys, "--output", str(tmp_path / "taken"), verb=verb)
     assert code == 1
     assert err.startswith(f"leap: cannot write to {tmp_path / 'taken'}")
 
 
-@pytest.mark.parametrize("example", [line for line, _ in VERBS["attention"].examples])
-def test_the_examples_are_commands_that_work(example, monkeypatch):
+@pytest.mark.parametrize(("verb", "example"), EXAMPLES)
+def test_the_examples_are_commands_that_work(verb, example, monkeypatch):
     configs = []
-    monkeypatch.setitem(VERBS, "attention", replace(VERBS["attention"], run=configs.append))
+    monkeypatch.setitem(VERBS, verb, replace(VERBS[verb], run=configs.append))
     main(example.split())
     assert len(configs) == 1

@@ -1,6 +1,7 @@
 """Promises of linear attention, bidirectional and causal."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -220,6 +221,17 @@ def test_gradients_flow_in_and_out_of_the_state():
         return o, after.kv, after.k
 
     assert torch.autograd.gradcheck(attend, (q, k, v, kv, k_sum))
+
+
+def test_gradients_of_any_layout_come_in_through_the_state():
+    q, k, v = make_qkv(9)
+    upstream = torch.randn(3, 2, 3, 5, dtype=torch.double).permute(1, 0, 3, 2)
+    assert not upstream.is_contiguous()
+    start = torch.zeros(2, 3, 5, 3, dtype=torch.double, requires_grad=True)
+    before = LinearState.empty(2, 3, 5, 3, dtype=torch.double)
+    _, state = causal_linear_attention(q, k, v, replace(before, kv=start), chunk_size=4)
+    expected = torch.autograd.grad(start + k.mT @ v, (start, k, v), upstream)
+    assert_close(torch.autograd.grad(state.kv, (start, k, v), upstream), expected)
 
 
 def test_gradcheck_with_proportions():

@@ -1,38 +1,35 @@
 """How fast each attention is, and how much memory it takes, against torch's own softmax attention.
 
-All mechanisms are measured in one run, by turns, so that whatever else the machine does hits all
-of them alike; the fastest turn counts, being the one least disturbed.
+All mechanisms are measured in one run, by turns (see `leap.bench.run`).
 """
 
-import math
-import platform
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from leap.bench.measure import (
-    Call,
-    Clock,
-    clock_for,
-    keep_freed_memory,
-    peak_bytes,
-    seconds,
-    threads,
-)
+from leap.bench.measure import Call, clock_for, keep_freed_memory, peak_bytes, threads
 from leap.bench.mechanisms import Mechanism, check_definition, make_inputs, mechanisms
+from leap.bench.run import (
+    Plan,
+    Progress,
+    Steps,
+    check_at_least_one,
+    check_budget,
+    describe_machine,
+    find_device,
+    plan,
+    take_turns,
+)
 from leap.errors import ConfigError
 
 Passes = Literal["forward", "forward+backward"]
 PASSES: tuple[Passes, ...] = ("forward", "forward+backward")
 
 N_TOKENS_CHECKED = 150  # Past two chunks of 64, and short enough for the definition.
-SHORTEST_TURN = 0.01  # Seconds; calls quicker than this are timed several in a row.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,30 +68,17 @@ class BenchConfig:
     """Folder to write the results to."""
 
     def __post_init__(self) -> None:
-        for name in ("lengths", "windows", "heads", "width", "batch", "threads", "repeats"):
-            value = getattr(self, name)
-            values = value if isinstance(value, tuple) else (value,)
-            if any(number < 1 for number in values):
-                raise ConfigError(f"{name}={value} must be at least 1")
+        counts = ("lengths", "windows", "heads", "width", "batch", "threads", "repeats")
+        check_at_least_one(**{name: getattr(self, name) for name in counts})
         if not self.lengths or not self.mechanisms:
             raise ConfigError("nothing to measure: give at least one length and one mechanism")
-        if not self.budget > 0:
-            raise ConfigError(f"budget={self.budget} must be more than 0 seconds")
+        check_budget(self.budget)
         self.chosen_device()
         self.chosen_mechanisms()
 
     def chosen_device(self) -> torch.device:
         """The device, if it is one that can be measured here."""
-        try:
-            device = torch.device(self.device)
-        except RuntimeError:
-            device = torch.device("meta")
-        if device.type not in ("cpu", "cuda"):
-            raise ConfigError(f"device={self.device!r} cannot be measured; give cpu or cuda:0")
-        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-            n = torch.cuda.device_count()
-            raise ConfigError(f"device={self.device!r} is not here: torch finds {n} CUDA devices")
-        return device
+        return find_device(self.device)
 
     def chosen_mechanisms(self) -> list[Mechanism]:
         """The mechanisms asked for and the baselines they are compared with."""
@@ -134,43 +118,12 @@ class Report:
     results: list[Result]
 
 
-def describe_machine(config: BenchConfig) -> dict[str, str]:
-    """What the numbers depend on besides the settings."""
-    device = config.chosen_device()
-    clock, _ = clock_for(device, config.threads)
-    described = {
-        "processor": _processor(),
-        "threads": str(config.threads),
-        "clock": clock,
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "leapformer": version("leapformer"),
-    }
-    if device.type == "cuda":
-        described["gpu"] = torch.cuda.get_device_name(device)
-    return described
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-Progress = Callable[[int, int, str], None]
-"""Called with the steps done, the steps in all, and what is under way."""
-
-
 def measure(config: BenchConfig, progress: Progress = lambda done, total, doing: None) -> Report:
     """Compare each mechanism with its definition, then measure them all."""
     chosen = config.chosen_mechanisms()
     lengths = sorted(set(config.lengths))
     n_cases = len(lengths) * len(PASSES) * len(chosen)
-    steps = _Steps(progress, total=len(chosen) + 2 * n_cases)
+    steps = Steps(progress, total=len(chosen) + 2 * n_cases)
 
     results: list[Result] = []
     keep_freed_memory()
@@ -184,7 +137,8 @@ def measure(config: BenchConfig, progress: Progress = lambda done, total, doing:
             inputs = _make_inputs(config, length)
             for passes in PASSES:
                 results += _measure_together(config, chosen, length, passes, inputs, steps)
-    return Report(config=config, machine=describe_machine(config), results=results)
+    machine = describe_machine(config.chosen_device(), config.threads)
+    return Report(config=config, machine=machine, results=results)
 
 
 def _measure_together(
@@ -193,7 +147,7 @@ def _measure_together(
     length: int,
     passes: Passes,
     inputs: dict[str, Tensor],
-    steps: "_Steps",
+    steps: Steps,
 ) -> list[Result]:
     device = config.chosen_device()
     _, clock = clock_for(device, config.threads)
@@ -202,24 +156,17 @@ def _measure_together(
 
     # The call whose memory is counted warms the timed ones up, and tells how many fit the budget.
     peaks: dict[str, int] = {}
-    plans: dict[str, _Plan] = {}
+    plans: dict[str, Plan] = {}
     for name, call in calls.items():
         steps.begin(f"{doing}: memory of {name}")
         start = clock()
         peaks[name] = peak_bytes(call, device)
-        plans[name] = _plan(call, clock, clock() - start, config)
+        plans[name] = plan(
+            call, clock, repeats=config.repeats, budget=config.budget, first=clock() - start
+        )
         steps.end()
 
-    turns: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(config.repeats):
-        for name, call in calls.items():
-            if turn >= plans[name].n_turns:
-                continue
-            steps.begin(f"{doing}: time of {name}")
-            turns[name].append(seconds(call, clock, n_calls=plans[name].n_calls))
-            if len(turns[name]) == plans[name].n_turns:
-                steps.end()
-
+    turns = take_turns(calls, plans, clock, steps, doing)
     best = {name: min(taken) for name, taken in turns.items()}
     return [
         Result(
@@ -230,24 +177,10 @@ def _measure_together(
             seconds=best[m.name],
             speed=best[m.baseline] / best[m.name],
             peak_bytes=peaks[m.name],
-            turns=tuple(turns[m.name]),
+            turns=turns[m.name],
         )
         for m in chosen
     ]
-
-
-@dataclass(frozen=True)
-class _Plan:
-    n_turns: int
-    n_calls: int
-
-
-def _plan(call: Call, clock: Clock, first: float, config: BenchConfig) -> _Plan:
-    # The first call carries the profiler's own cost, which only tells where a call is short.
-    estimate = first if first > 1.0 else seconds(call, clock)
-    n_calls = math.ceil(SHORTEST_TURN / max(estimate, 1e-6))
-    n_turns = int(config.budget / max(n_calls * estimate, 1e-6))
-    return _Plan(n_turns=min(max(n_turns, 1), config.repeats), n_calls=n_calls)
 
 
 def _call(mechanism: Mechanism, passes: Passes, inputs: dict[str, Tensor]) -> Call:
@@ -277,16 +210,3 @@ def _make_inputs(config: BenchConfig, tokens: int) -> dict[str, Tensor]:
     )
     options = {"device": config.chosen_device(), "dtype": getattr(torch, config.dtype)}
     return {name: x.to(**options) for name, x in drawn.items()}
-
-
-@dataclass
-class _Steps:
-    progress: Progress
-    total: int
-    done: int = 0
-
-    def begin(self, doing: str) -> None:
-        self.progress(self.done, self.total, doing)
-
-    def end(self) -> None:
-        self.done += 1

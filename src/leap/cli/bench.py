@@ -2,15 +2,19 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from leap.bench import report
-from leap.bench.attention import BenchConfig, measure
-from leap.bench.attention import Progress as ProgressCallback
+from leap.bench import attention_report, decode_report, report
+from leap.bench.attention import BenchConfig
+from leap.bench.attention import measure as measure_attention
+from leap.bench.decode import DecodeConfig
+from leap.bench.decode import measure as measure_decode
+from leap.bench.run import Progress as ProgressCallback
 from leap.cli import Verb
 
 
@@ -18,12 +22,23 @@ def attention(config: BenchConfig) -> None:
     """Measure, print the tables, and say where the files are."""
     report.make_folder(config.output)
     with _progress_shown() as progress:
-        measured = measure(config, progress)
+        measured = measure_attention(config, progress)
+    _show(attention_report.page(measured), config.output)
 
+
+def decode(config: DecodeConfig) -> None:
+    """Measure, print the tables, and say where the files are."""
+    report.make_folder(config.output)
+    with _progress_shown() as progress:
+        measured = measure_decode(config, progress)
+    _show(decode_report.page(measured), config.output)
+
+
+def _show(page: report.Page, folder: Path) -> None:
     console = Console()
     # A file or a pipe has no width of its own: leave the tables whole.
     console = console if console.is_terminal else Console(width=120)
-    for table in report.tables(measured):
+    for table in page.tables:
         console.print(table.title, style="bold", highlight=False)
         shown = Table(box=SIMPLE_HEAD)
         for i, column in enumerate(table.columns):
@@ -31,8 +46,8 @@ def attention(config: BenchConfig) -> None:
         for row in table.rows:
             shown.add_row(*row)
         console.print(shown)
-    print(report.describe(measured))
-    for path in report.write(measured, config.output):
+    print(page.description)
+    for path in report.write(page, folder):
         print(f"wrote {path}")
 
 
@@ -60,7 +75,7 @@ def _progress_shown() -> Iterator[ProgressCallback]:
 
 
 class _LinePerStage:
-    """For a log: one line when a length begins, in place of a moving bar."""
+    """For a log: one line when a length or a context begins, in place of a moving bar."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -82,6 +97,16 @@ VERBS = {
             ("bench attention --lengths 1024 2048", "two lengths, in seconds"),
             ("bench attention --mechanisms leapformer leap-w64", "these two and their baseline"),
             ("bench attention --lengths 32768 65536 --windows", "longer, LEAP without windows"),
+        ],
+    ),
+    "decode": Verb(
+        config=DecodeConfig,
+        run=decode,
+        examples=[
+            ("bench decode", "contexts up to 100,000, in a minute"),
+            ("bench decode --contexts 256 4096", "two contexts, in seconds"),
+            ("bench decode --models leapformer cosformer linear", "these, and no GPT-2"),
+            ("bench decode --preset 350m --contexts 1024", "at the size of GPT-2 medium"),
         ],
     ),
 }

@@ -14,7 +14,7 @@ from torch.utils._pytree import SequenceKey, register_pytree_node
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from leap.errors import FileError, InputError
-from leap.ops.state import State, load_states, save_states, state
+from leap.ops.state import Recurrent, State, load_states, save_states, state
 
 ROLLBACK_LIMIT = 128
 """How many of the last tokens a recorded cache can take back: more than assistants draft."""
@@ -30,13 +30,14 @@ class StateLayer(CacheLayerMixin):
 
     def __init__(self) -> None:
         super().__init__()
-        self.state: State | None = None
+        self.state: Recurrent | None = None
         # Pads counted, as `generate` does. A tensor, as a compiled step must not depend on it.
         self.n_tokens = torch.zeros((), dtype=torch.long)
         self.record_past = False
 
     def put(self, state: State | None, n_tokens: int | Tensor) -> None:
         """Keep the state after `n_tokens` more tokens."""
+        assert isinstance(state, Recurrent)  # as every causal attention returns
         self.state = state
         self.n_tokens = self.n_tokens + n_tokens
         self.is_initialized = True
@@ -109,7 +110,7 @@ class StateLayer(CacheLayerMixin):
         """Not how states go on."""
         raise InputError("a StateLayer holds a state, not keys and values: see put")
 
-    def _change(self, change: Callable[[State], State]) -> None:
+    def _change(self, change: Callable[[Recurrent], Recurrent]) -> None:
         if self.state is not None:
             self.state = change(self.state)
 
@@ -146,9 +147,9 @@ class StateCache(Cache):
         """Read the states that `save` wrote."""
         states = load_states(path, device)
         progress = states.pop("progress", None)
-        if not isinstance(progress, Progress) or sorted(states) != sorted(
-            map(str, range(len(states)))
-        ):
+        in_order = sorted(states) == sorted(map(str, range(len(states))))
+        recurrent = all(isinstance(state, Recurrent) for state in states.values())
+        if not (isinstance(progress, Progress) and in_order and recurrent):
             raise FileError(f"{path} holds states, but not those of a model's layers")
         cache = cls(len(states))
         for i, layer in enumerate(cache.layers):

@@ -145,7 +145,7 @@ class LeapformerModel(LeapformerPreTrainedModel):
 
         key_mask = _key_mask(attention_mask, x)
         if position_ids is None:
-            past: Any = None if past_key_values is None else past_key_values.layers[0].state
+            past = None if past_key_values is None else past_key_values.layers[0].state
             position_ids = token_positions(x, past, key_mask, cu_seq_lens_q)
         position_ids = position_ids.expand(x.shape[:2])
         if self.embed_positions is not None:

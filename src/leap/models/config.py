@@ -154,8 +154,8 @@ class LeapformerConfig(PreTrainedConfig):
             ATTENTIONS[name].rotary for name in self.attentions
         ):
             raise ConfigError(
-                f"position_embedding='rotary' turns queries and keys, which "
-                f"attention={self.attention!r} does not match; use 'learned', 'sinusoidal' or 'none'"
+                f"position_embedding='rotary' turns queries and keys, and attention="
+                f"{self.attention!r} does not match them; use 'learned', 'sinusoidal' or 'none'"
             )
         self.layer_types = [ATTENTIONS[name].layer_type for name in self.attentions]
 

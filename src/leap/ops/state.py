@@ -97,19 +97,6 @@ class State:
         """Shape of each tensor, but for what differs between states of one layer."""
         return {name: list(x.shape[1:]) for name, x in self.tensors().items()}
 
-    def record(self: S, limit: int = 64) -> S:
-        """Start keeping tokens as they are read, so that the last `limit` can be taken back."""
-        return self._each(lambda inner: inner.record(limit))
-
-    def rollback(self: S, n: int) -> S:
-        """The state before its last `n` tokens, pads counted, from what was recorded."""
-        return self._each(lambda inner: inner.rollback(n))
-
-    def _each(self: S, change: "Callable[[State], State]") -> S:
-        """Apply `change` to the states inside this one."""
-        inner = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{n: change(x) for n, x in inner.items() if isinstance(x, State)})
-
     def save(self, path: str | Path) -> None:
         """Write the state to a safetensors file, for `load_state` to read anywhere."""
         save_states(path, {"state": self})

@@ -256,7 +256,9 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, p, s (empty without proportions) and of the state before."""
     dq, dk, dv, dp, ds = _like(q), _like(k), _like(v), _like(p, q), _like(s, q)
-    dkv_before, dk_sum_before = dkv.clone(), dk_sum.clone()
+    # Contiguous, as views of their rows are what the loop adds to.
+    dkv_before = dkv.clone(memory_format=torch.contiguous_format)
+    dk_sum_before = dk_sum.clone(memory_format=torch.contiguous_format)
     inputs = tuple(_rows(x) for x in (q, k, v, p, s))
     saved = [x.flatten(0, 1) for x in (do, o, den)]
     totals = [x.flatten(0, 1) for x in (dkv_before, dk_sum_before.unsqueeze(-1))]
@@ -322,7 +324,7 @@ def _(q, k, v, p, s, kv, k_sum, chunk_size, normalise, eps):  # type: ignore[no-
 @attend_backward.register_fake
 def _(do, dkv, dk_sum, q, k, v, p, s, o, den, kv_m, k_m, chunk_size, normalise, eps):  # type: ignore[no-untyped-def]
     inputs = (_like(q), _like(k), _like(v), _like(p, q), _like(s, q))
-    return *inputs, torch.empty_like(dkv), torch.empty_like(dk_sum)
+    return *inputs, _like(dkv), _like(dk_sum)
 
 
 def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
@@ -335,7 +337,7 @@ def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 
 def _differentiate(ctx, do, _dden, dkv, dk_sum, *_dmarks):  # type: ignore[no-untyped-def]
     o, _, kv_marks, _ = ctx.saved_tensors[-4:]
-    b, h, f, e = *o.shape[:2], *kv_marks.shape[2:]
+    (b, h), (f, e) = o.shape[:2], kv_marks.shape[2:]
     do = torch.zeros_like(o) if do is None else do
     dkv = kv_marks.new_zeros(b, h, f, e) if dkv is None else dkv
     dk_sum = kv_marks.new_zeros(b, h, f) if dk_sum is None else dk_sum

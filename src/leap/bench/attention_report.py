@@ -1,0 +1,79 @@
+"""What `leap.bench.attention` measured, as a page."""
+
+from collections.abc import Iterator
+
+from matplotlib.figure import Figure
+
+from leap.bench.attention import PASSES, Passes, Report
+from leap.bench.report import MIB, Page, Table, add_legend, draw, tabulate, times, where
+
+
+def page(report: Report) -> Page:
+    """The tables, the plot and the sentence that go with the report."""
+    return Page(
+        name="attention",
+        report=report,
+        description=describe(report),
+        tables=tables(report),
+        figure=plot(report),
+    )
+
+
+def tables(report: Report) -> list[Table]:
+    """Speed, time and memory of each pass, the pass that training takes first."""
+    return [table for passes in reversed(PASSES) for table in _tables_of(report, passes)]
+
+
+def _tables_of(report: Report, passes: Passes) -> Iterator[Table]:
+    results = [r for r in report.results if r.passes == passes]
+    compared = [r for r in results if r.mechanism != r.baseline]
+    if compared:
+        yield tabulate(
+            f"{passes}: how many times as fast as scaled_dot_product_attention",
+            {(r.mechanism, r.length): r.speed for r in compared},
+            times,
+        )
+    yield tabulate(
+        f"{passes}: milliseconds of {report.machine['clock']}",
+        milliseconds(report, passes),
+        growth=True,
+    )
+    yield tabulate(
+        f"{passes}: peak memory besides the inputs, MiB", mebibytes(report, passes), growth=True
+    )
+
+
+def milliseconds(report: Report, passes: Passes) -> dict[tuple[str, int], float]:
+    """Time of one pass, by mechanism and length."""
+    return {(r.mechanism, r.length): 1e3 * r.seconds for r in report.results if r.passes == passes}
+
+
+def mebibytes(report: Report, passes: Passes) -> dict[tuple[str, int], float]:
+    """Memory of one pass, by mechanism and length."""
+    results = [r for r in report.results if r.passes == passes]
+    return {(r.mechanism, r.length): r.peak_bytes / MIB for r in results}
+
+
+def describe(report: Report) -> str:
+    """One sentence on the settings and the machine."""
+    config = report.config
+    return (
+        f"Batch {config.batch}, {config.heads} heads of {config.width}, {config.dtype}; "
+        f"{where(report.machine)}."
+    )
+
+
+def plot(report: Report) -> Figure:
+    """Time and memory against length, log-log: a straight line's slope is its growth."""
+    figure = Figure(figsize=(12, 8), layout="constrained")
+    axes = figure.subplots(2, len(PASSES), sharex=True, sharey="row")
+    for column, passes in enumerate(PASSES):
+        draw(axes[0, column], milliseconds(report, passes))
+        draw(axes[1, column], mebibytes(report, passes))
+        axes[0, column].set_title(passes)
+        axes[1, column].set_xlabel("length (tokens)")
+    axes[0, 0].set_ylabel(f"{report.machine['clock']} (ms)")
+    axes[1, 0].set_ylabel("peak memory besides the inputs (MiB)")
+    figure.suptitle(f"Attention against length\n{describe(report)}", fontsize=11)
+    add_legend(figure)
+    return figure

@@ -1,0 +1,305 @@
+"""How long a model takes for one more token, against how many it has read.
+
+Our models next to Hugging Face's GPT-2 of the same sizes with its key-value cache, all with random
+weights, which take as long as trained ones. Our models really read the context. For GPT-2 that
+would take time in the square of its length, so its cache is filled with random keys and values
+instead: a step costs the same whatever they hold. The cache is a `DynamicCache`, what `generate()`
+uses by default, and it copies the keys and values it holds as it takes the new ones in; that is
+part of the time.
+
+What is timed is the forward of one token on top of the cache, with the logits of the next, and
+not `generate()`, whose own cost is the same for all. Every step begins from the same cache, so the
+context does not grow from turn to turn.
+
+All models are measured in one run, by turns (see `leap.bench.run`).
+"""
+
+import math
+from copy import copy
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, DynamicCache, GPT2Config, GPT2LMHeadModel
+
+from leap.bench.measure import clock_for, keep_freed_memory, seconds, threads
+from leap.bench.run import (
+    Plan,
+    Progress,
+    Steps,
+    check_at_least_one,
+    check_budget,
+    describe_machine,
+    find_device,
+    plan,
+    take_turns,
+)
+from leap.errors import ConfigError, LeapError
+from leap.models import ATTENTIONS, LeapformerConfig, StateCache, preset
+from leap.ops.tolerance import relative_error
+
+GPT2 = "gpt2"
+SIZES = ("n_layer", "hidden_size", "n_heads", "vocab_size")
+N_TOKENS_CHECKED = 150  # Past two chunks of 64, and past the widest window of `small`.
+LARGEST_ERROR = 1e-4  # Of the largest logit: float32, through every layer of a model.
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeConfig:
+    """Measure the time of one more token after short and long contexts, beside GPT-2.
+
+    Our models read the context. GPT-2, of the same sizes and with Hugging Face's key-value cache,
+    gets its cache filled with random numbers, as reading would take it quadratic time. Each
+    model's step is first compared with its forward over all tokens at once. Prints tables; writes
+    results.json, results.md and decode.png.
+    """
+
+    contexts: tuple[int, ...] = (1024, 16384, 100_000)
+    """Numbers of tokens read before the one that is timed."""
+    models: tuple[str, ...] = ("leapformer", "leap", GPT2)
+    """Models to measure: gpt2, or ours by the name of their attention. LEAP's has windows."""
+    preset: str = "small"
+    """Sizes of all models: tiny, small, 140m, 247m or 350m."""
+    chunk: int = 2048
+    """Tokens our models read at once; no matter to what is timed."""
+    device: str = "cpu"
+    """Where to run: cpu, cuda, cuda:1, and so on."""
+    threads: int = 1
+    """CPU threads; one is timed in CPU time, more in wall time."""
+    repeats: int = 30
+    """Turns of each model at each context, of which the fastest counts."""
+    budget: float = 10.0
+    """Seconds to spend on the turns of one model at one context; there is always one turn."""
+    seed: int = 0
+    """Seed of the weights, the tokens and the random keys and values."""
+    output: Path = Path("runs/bench-decode")
+    """Folder to write the results to."""
+
+    def __post_init__(self) -> None:
+        counts = ("contexts", "chunk", "threads", "repeats")
+        check_at_least_one(**{name: getattr(self, name) for name in counts})
+        if not self.contexts or not self.models:
+            raise ConfigError("nothing to measure: give at least one context and one model")
+        check_budget(self.budget)
+        find_device(self.device)
+        known = (*ATTENTIONS, GPT2)
+        for name in self.models:
+            if name not in known:
+                raise ConfigError(f"no model is called {name!r}; there are {', '.join(known)}")
+        self.sizes()
+
+    def sizes(self, **changes: Any) -> LeapformerConfig:
+        """The preset, without positions and with a whole softmax, which GPT-2 has as well."""
+        return preset(
+            self.preset,
+            position_embedding="none",
+            n_positions=max(*self.contexts, N_TOKENS_CHECKED) + 1,
+            adaptive_cutoffs=None,
+            **changes,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeResult:
+    """What one model took for a token after one context."""
+
+    model: str
+    context: int
+    seconds: float
+    """The fastest turn."""
+    state_bytes: int
+    """Memory of what the model keeps of the context."""
+    turns: tuple[float, ...]
+    """Seconds a token of each turn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeReport:
+    """Everything one run measured, and on what."""
+
+    config: DecodeConfig
+    sizes: dict[str, int]
+    machine: dict[str, str]
+    results: list[DecodeResult]
+
+
+def measure(
+    config: DecodeConfig, progress: Progress = lambda done, total, doing: None
+) -> DecodeReport:
+    """Compare each model's step with its whole forward, then measure them all."""
+    device = find_device(config.device)
+    contexts = sorted(set(config.contexts))
+    stages = list(pairwise([0, *contexts]))
+
+    results: list[DecodeResult] = []
+    keep_freed_memory()
+    with threads(config.threads), torch.no_grad():
+        decoders = {name: _decoder(name, config) for name in dict.fromkeys(config.models)}
+        parts = [len(d.parts(*stage)) for d in decoders.values() for stage in stages]
+        steps = Steps(progress, total=len(decoders) * (1 + len(stages)) + sum(parts))
+        for name, decoder in decoders.items():
+            steps.begin(f"checking {name}")
+            check_step(name, decoder)
+            decoder.forget()
+            steps.end()
+        for before, context in stages:
+            for name, decoder in decoders.items():
+                for n_tokens in decoder.parts(before, context):
+                    steps.begin(f"context of {context}: read by {name}")
+                    decoder.read(n_tokens)
+                    steps.end()
+            results += _measure_together(config, decoders, context, steps)
+
+    sizes = config.sizes()
+    return DecodeReport(
+        config=config,
+        sizes={name: getattr(sizes, name) for name in SIZES},
+        machine=describe_machine(device, config.threads),
+        results=results,
+    )
+
+
+def _measure_together(
+    config: DecodeConfig, decoders: dict[str, "Decoder"], context: int, steps: Steps
+) -> list[DecodeResult]:
+    _, clock = clock_for(find_device(config.device), config.threads)
+    calls = {name: decoder.step for name, decoder in decoders.items()}
+    plans: dict[str, Plan] = {}
+    for name, call in calls.items():
+        first = seconds(call, clock)
+        plans[name] = plan(call, clock, repeats=config.repeats, budget=config.budget, first=first)
+    # GPT-2's long cache leaves nothing of the next model's weights in the processor's, which is
+    # not how a text is written: there a step follows a step of the same model.
+    turns = take_turns(calls, plans, clock, steps, f"context of {context}", warm_up=True)
+    return [
+        DecodeResult(
+            model=name,
+            context=context,
+            seconds=min(taken),
+            state_bytes=decoders[name].state_bytes,
+            turns=taken,
+        )
+        for name, taken in turns.items()
+    ]
+
+
+class Decoder:
+    """A model that reads random tokens, and can take one more after them as often as asked."""
+
+    def __init__(self, model: Any, config: DecodeConfig) -> None:
+        self.model = model.eval().to(find_device(config.device))
+        self.chunk = config.chunk
+        self.random = torch.Generator().manual_seed(config.seed)
+        self.token = self.tokens(1)
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin again, before the first token."""
+        self.cache: Any = self.empty_cache()
+
+    def empty_cache(self) -> Any:
+        """The cache before the first token."""
+        return StateCache(self.model.config.n_layer)
+
+    def tokens(self, n: int) -> Tensor:
+        """Random ones, `[1, n]`."""
+        drawn = torch.randint(self.model.config.vocab_size, (1, n), generator=self.random)
+        return drawn.to(self.model.device)
+
+    def parts(self, before: int, context: int) -> list[int]:
+        """By how many tokens at a time to go on from `before` to `context` of them."""
+        n_whole, rest = divmod(context - before, self.chunk)
+        return [self.chunk] * n_whole + [rest] * (rest > 0)
+
+    def read(self, n_tokens: int) -> None:
+        """Read on."""
+        self.feed(self.tokens(n_tokens))
+
+    def feed(self, tokens: Tensor) -> None:
+        """Read these tokens on top of the cache."""
+        self.model(tokens, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+
+    def step(self, token: Tensor | None = None) -> Tensor:
+        """Logits `[1, 1, vocabulary]` after one more token, which the cache then forgets."""
+        kept = self.cache.layers
+        # Layers of both kinds of cache replace the tensors they hold and never write into them.
+        self.cache.layers = [copy(layer) for layer in kept]
+        output = self.model(
+            self.token if token is None else token, past_key_values=self.cache, use_cache=True
+        )
+        self.cache.layers = kept
+        return output.logits
+
+    @property
+    def state_bytes(self) -> int:
+        """Memory of the cache."""
+        return self.cache.n_bytes
+
+
+class GPT2Decoder(Decoder):
+    """GPT-2, whose cache is filled with random keys and values in place of reading."""
+
+    def empty_cache(self) -> DynamicCache:
+        """The cache before the first token."""
+        return DynamicCache(config=self.model.config)
+
+    def parts(self, before: int, context: int) -> list[int]:
+        """All of them at once."""
+        return [context - before]
+
+    def read(self, n_tokens: int) -> None:
+        """Put random keys and values into the cache."""
+        config = self.model.config
+        shape = (1, config.n_head, n_tokens, config.n_embd // config.n_head)
+        for i in range(config.n_layer):
+            keys, values = (torch.randn(shape, generator=self.random) for _ in "kv")
+            self.cache.update(keys.to(self.model.device), values.to(self.model.device), i)
+
+    @property
+    def state_bytes(self) -> int:
+        """Memory of the cache."""
+        return sum(x.nbytes for layer in self.cache.layers for x in (layer.keys, layer.values))
+
+
+def _decoder(name: str, config: DecodeConfig) -> Decoder:
+    torch.manual_seed(config.seed)
+    if name != GPT2:
+        ours = config.sizes(attention=name)
+        model = AutoModelForCausalLM.from_config(ours)  # type: ignore[no-untyped-call]
+        return Decoder(model, config)
+    sizes = config.sizes()
+    gpt2 = GPT2Config(
+        vocab_size=sizes.vocab_size,
+        n_embd=sizes.hidden_size,
+        n_layer=sizes.n_layer,
+        n_head=sizes.n_heads,
+        n_inner=sizes.intermediate_size,
+        n_positions=sizes.n_positions,
+        activation_function=sizes.hidden_act,  # Its own is slower, and not what is compared.
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    return GPT2Decoder(GPT2LMHeadModel(gpt2), config)  # type: ignore[no-untyped-call]
+
+
+@torch.no_grad()
+def check_step(name: str, decoder: Decoder) -> None:
+    """Raise an error unless a step's logits are those of a forward over all tokens at once.
+
+    A fast wrong answer is worth no measurement.
+    """
+    tokens = decoder.tokens(N_TOKENS_CHECKED)
+    decoder.forget()
+    for part in tokens[:, :-1].split(math.ceil(N_TOKENS_CHECKED / 2), dim=1):
+        decoder.feed(part)
+    expected = decoder.model(tokens, use_cache=False).logits[:, -1:]
+    for _ in range(2):  # The second time shows whether the first one was forgotten.
+        error = relative_error(decoder.step(tokens[:, -1:]).cpu(), expected.cpu())
+        if not error <= LARGEST_ERROR:
+            raise LeapError(
+                f"{name} decodes wrongly: the logits of a step are off by {error:.1e} of the "
+                f"largest, where {LARGEST_ERROR:.1e} is allowed; its speed was not measured"
+            )

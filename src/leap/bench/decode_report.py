@@ -1,0 +1,85 @@
+"""What `leap.bench.decode` measured, as a page."""
+
+from matplotlib.figure import Figure
+
+from leap.bench.decode import GPT2, DecodeReport
+from leap.bench.report import Page, Table, add_legend, digits, draw, tabulate, times, where
+
+KIB = 2**10
+
+
+def page(report: DecodeReport) -> Page:
+    """The tables, the plot and the sentences that go with the report."""
+    return Page(
+        name="decode",
+        report=report,
+        description=describe(report),
+        tables=tables(report),
+        figure=plot(report),
+    )
+
+
+def tables(report: DecodeReport) -> list[Table]:
+    """Time of a token, how flat it is, how it compares with GPT-2, and the size of the state."""
+    results = {(r.model, r.context): r for r in report.results}
+    shortest = min(context for _, context in results)
+    found = [
+        tabulate(f"milliseconds of {report.machine['clock']} a token", milliseconds(report)),
+        tabulate("tokens a second", {case: 1 / r.seconds for case, r in results.items()}),
+        tabulate(
+            f"time of a token over that at a context of {shortest} (1 is flat)",
+            {
+                (name, context): r.seconds / results[name, shortest].seconds
+                for (name, context), r in results.items()
+            },
+            lambda ratio: f"{ratio:.2f}" if ratio < 10 else digits(ratio),
+        ),
+        tabulate(
+            "state kept of the context, KiB",
+            {case: r.state_bytes / KIB for case, r in results.items()},
+        ),
+    ]
+    speeds = {
+        (name, context): results[GPT2, context].seconds / r.seconds
+        for (name, context), r in results.items()
+        if name != GPT2 and (GPT2, context) in results
+    }
+    if speeds:
+        found.append(tabulate("how many times as fast as GPT-2", speeds, times))
+    return found
+
+
+def milliseconds(report: DecodeReport) -> dict[tuple[str, int], float]:
+    """Time of a token, by model and context."""
+    return {(r.model, r.context): 1e3 * r.seconds for r in report.results}
+
+
+def describe(report: DecodeReport) -> str:
+    """The settings and the machine, and how GPT-2 came by its context."""
+    sizes = report.sizes
+    text = (
+        f"{sizes['n_layer']} layers of width {sizes['hidden_size']}, {sizes['n_heads']} heads, "
+        f"{sizes['vocab_size']} tokens in the vocabulary, batch 1, float32; "
+        f"{where(report.machine)}, transformers {report.machine['transformers']}."
+    )
+    if GPT2 in report.config.models:
+        text += (
+            " GPT-2's cache was filled with random keys and values, as reading the context would "
+            "take it quadratic time; the others read the context. It is a DynamicCache, the "
+            "default of generate(), which copies all keys and values at each token; that is in "
+            "the time."
+        )
+    return text
+
+
+def plot(report: DecodeReport) -> Figure:
+    """Time of a token against the context, log-log: a level line is a constant cost."""
+    figure = Figure(figsize=(9, 5.5), layout="constrained")
+    axes = figure.subplots()
+    draw(axes, milliseconds(report))
+    axes.set_xlabel("context (tokens)")
+    axes.set_ylabel(f"{report.machine['clock']} a token (ms)")
+    figure.suptitle("One more token against the context before it", fontsize=11)
+    axes.set_title(where(report.machine), fontsize=8)
+    add_legend(figure)
+    return figure

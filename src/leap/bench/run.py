@@ -1,0 +1,145 @@
+"""What every bench does around its measurements: the machine, the turns, and telling how far it is.
+
+Whatever is compared takes turns in one run, so that whatever else the machine does hits all of it
+alike; the fastest turn counts, being the one least disturbed.
+"""
+
+import math
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from leap.bench.measure import Call, Clock, clock_for, seconds
+from leap.errors import ConfigError
+
+SHORTEST_TURN = 0.01  # Seconds; calls quicker than this are timed several in a row.
+
+
+def check_at_least_one(**settings: int | tuple[int, ...]) -> None:
+    """Raise an error that names the first of the settings to hold a number below 1."""
+    for name, value in settings.items():
+        values = value if isinstance(value, tuple) else (value,)
+        if any(number < 1 for number in values):
+            raise ConfigError(f"{name}={value} must be at least 1")
+
+
+def check_budget(budget: float) -> None:
+    """Raise an error unless there is time for a turn."""
+    if not budget > 0:
+        raise ConfigError(f"budget={budget} must be more than 0 seconds")
+
+
+def find_device(name: str) -> torch.device:
+    """The device of this name, if it is one that can be measured here."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device={name!r} cannot be measured; give cpu or cuda:0")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        n = torch.cuda.device_count()
+        raise ConfigError(f"device={name!r} is not here: torch finds {n} CUDA devices")
+    return device
+
+
+def describe_machine(device: torch.device, n_threads: int) -> dict[str, str]:
+    """What the numbers depend on besides the settings."""
+    clock, _ = clock_for(device, n_threads)
+    described = {
+        "processor": _processor(),
+        "threads": str(n_threads),
+        "clock": clock,
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": version("transformers"),
+        "leapformer": version("leapformer"),
+    }
+    if device.type == "cuda":
+        described["gpu"] = torch.cuda.get_device_name(device)
+    return described
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+Progress = Callable[[int, int, str], None]
+"""Called with the steps done, the steps in all, and what is under way."""
+
+
+@dataclass
+class Steps:
+    """How far a bench is, told to `progress` as each step begins."""
+
+    progress: Progress
+    total: int
+    done: int = 0
+
+    def begin(self, doing: str) -> None:
+        """Tell what is under way, which may be a step that was begun before."""
+        self.progress(self.done, self.total, doing)
+
+    def end(self) -> None:
+        """Count a step as done."""
+        self.done += 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How often a call is timed: turns, and calls in a row in each."""
+
+    n_turns: int
+    n_calls: int
+
+
+def plan(
+    call: Call, clock: Clock, *, repeats: int, budget: float, first: float | None = None
+) -> Plan:
+    """As many of `repeats` turns as fit into `budget` seconds, and always one.
+
+    Args:
+        first: seconds of a call that was made already. If short, another is made to tell better,
+            the first having carried the cost of warming up or of a profiler.
+    """
+    estimate = first if first is not None and first > 1.0 else seconds(call, clock)
+    n_calls = math.ceil(SHORTEST_TURN / max(estimate, 1e-6))
+    n_turns = int(budget / max(n_calls * estimate, 1e-6))
+    return Plan(n_turns=min(max(n_turns, 1), repeats), n_calls=n_calls)
+
+
+def take_turns(
+    calls: Mapping[str, Call],
+    plans: Mapping[str, Plan],
+    clock: Clock,
+    steps: Steps,
+    doing: str,
+    *,
+    warm_up: bool = False,
+) -> dict[str, tuple[float, ...]]:
+    """Seconds of each turn of each call, a step of the progress for each call.
+
+    With `warm_up` a turn begins with a call that is not timed.
+    """
+    turns: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(max(plan.n_turns for plan in plans.values())):
+        for name, call in calls.items():
+            if turn >= plans[name].n_turns:
+                continue
+            steps.begin(f"{doing}: time of {name}")
+            if warm_up:
+                call()
+            turns[name].append(seconds(call, clock, n_calls=plans[name].n_calls))
+            if len(turns[name]) == plans[name].n_turns:
+                steps.end()
+    return {name: tuple(taken) for name, taken in turns.items()}
