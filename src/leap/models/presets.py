@@ -38,6 +38,9 @@ def preset(name: str, **changes: Any) -> LeapformerConfig:
     """The config called `name`, with changes; a LeapConfig if `attention` is changed to "leap"."""
     if name not in PRESETS:
         raise ConfigError(f"no preset is called {name!r}; there are {', '.join(PRESETS)}")
-    options = PRESETS[name] | changes
-    kind = LeapConfig if options.get("attention") == "leap" else LeapformerConfig
-    return kind(**options)
+    base = PRESETS[name]
+    if changes.get("attention") != "leap":
+        return LeapformerConfig(**base | changes)
+    if base.get("position_embedding") == "rotary":  # LEAP has nothing to turn, but windows.
+        base = base | {"position_embedding": "none"}
+    return LeapConfig(**base | changes)

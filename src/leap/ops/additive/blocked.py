@@ -491,8 +491,9 @@ def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 
 
 def _differentiate(ctx, do, _dunrounded, _dpeaks, _dinverses, dn_last, dz_last):  # type: ignore[no-untyped-def]
-    do = torch.zeros_like(ctx.saved_tensors[1]) if do is None else do
-    dfocus, dv, *dpast = attend_backward(do, dn_last, dz_last, *ctx.saved_tensors, ctx.window)
+    saved = ctx.saved_tensors  # Once: checkpointing computes them anew at each look.
+    do = torch.zeros_like(saved[1]) if do is None else do
+    dfocus, dv, *dpast = attend_backward(do, dn_last, dz_last, *saved, ctx.window)
     return dfocus, dv, None, *(x if x.numel() else None for x in dpast), None
 
 

@@ -336,14 +336,13 @@ def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 
 
 def _differentiate(ctx, do, _dden, dkv, dk_sum, *_dmarks):  # type: ignore[no-untyped-def]
-    o, _, kv_marks, _ = ctx.saved_tensors[-4:]
+    saved = ctx.saved_tensors  # Once: checkpointing computes them anew at each look.
+    o, _, kv_marks, _ = saved[-4:]
     (b, h), (f, e) = o.shape[:2], kv_marks.shape[2:]
     do = torch.zeros_like(o) if do is None else do
     dkv = kv_marks.new_zeros(b, h, f, e) if dkv is None else dkv
     dk_sum = kv_marks.new_zeros(b, h, f) if dk_sum is None else dk_sum
-    grads = attend_backward(
-        do, dkv, dk_sum, *ctx.saved_tensors, ctx.chunk_size, ctx.normalise, ctx.eps
-    )
+    grads = attend_backward(do, dkv, dk_sum, *saved, ctx.chunk_size, ctx.normalise, ctx.eps)
     return *(grad if grad.numel() else None for grad in grads), None, None, None
 
 
