@@ -104,6 +104,18 @@ def test_cosformer_and_plain_linear_attention_are_special_cases():
 
 
 @pytest.mark.parametrize("normalise", [True, False])
+def test_the_floor_of_the_normaliser_holds_in_value_and_gradient(normalise):
+    """The authors' floor of 0.1 is one that real sums fall below."""
+    qkv = make_qkv(20)
+    scores = (qkv[0] @ qkv[1].mT).tril().sum(-1)
+    eps = scores.median().item()
+    expected = causal_linear_attention_reference(*qkv, eps=eps, normalise=normalise)
+    actual, _ = causal_linear_attention(*qkv, eps=eps, normalise=normalise, chunk_size=8)
+    assert_close(actual, expected)
+    assert_same_gradients(actual, expected, qkv)
+
+
+@pytest.mark.parametrize("normalise", [True, False])
 def test_bidirectional_agrees_with_the_definition(normalise):
     q, _, _ = make_qkv(7)
     _, k, v = make_qkv(11, seed=3)
