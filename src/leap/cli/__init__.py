@@ -17,7 +17,7 @@ from leap import __version__
 from leap.errors import LeapError
 
 TASKS = {
-    "bench": "speed and memory of the attentions",
+    "bench": "speed and memory of attentions and of decoding",
     "lm": "language models: train, measure, write",
 }
 
