@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from leap.tasks.lm.data import data_folder
 from leap.tasks.lm.train import TrainConfig, train
 
 SMALL = {
@@ -50,11 +49,3 @@ def trained(small, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "lm"
     train(small(output=folder, position_embedding="none", attention="leap,leapformer"))
     return folder
-
-
-@pytest.fixture
-def data():
-    """The folder of data sets."""
-    if not data_folder().is_dir():
-        pytest.skip(f"no data sets in {data_folder()}; name their folder by LEAP_DATA")
-    return data_folder()

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from leap.errors import ConfigError, FileError
-from leap.tasks.lm.data import Blocks, count_bytes, count_words, read_corpus, read_text
+from leap.tasks.files import read_text
+from leap.tasks.lm.data import Blocks, count_bytes, count_words, read_corpus
 
 
 def write(path, text):

@@ -5,7 +5,6 @@ saved to), `wikitext-2`, or, by default, the Python library of this machine. A s
 come in three parts is cut into them: the last tenth is held out, half to choose by, half to test.
 """
 
-import os
 import sysconfig
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from leap.errors import ConfigError, FileError
+from leap.tasks.files import data_folder, first_line, read_text
 
 HELD_OUT = 0.05
 """Share of the text in each of the two held-out parts, where the source has no parts itself."""
@@ -70,29 +70,6 @@ def read_corpus(source: str | None = None) -> Corpus:
         raise FileError(f"no text file at {source}")
     name, _, configuration = source.partition(":")
     return _hub_dataset(source, name, configuration or None)
-
-
-def data_folder() -> Path:
-    """Where data sets lie: the environment variable LEAP_DATA, or ../shared/data."""
-    return Path(os.environ.get("LEAP_DATA", "../shared/data"))
-
-
-def read_text(path: Path) -> str:
-    """A text file as a string, or an error that says why it is none."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise FileError(f"cannot read {path} ({error.strerror})") from error
-    if not content.strip():
-        raise FileError(f"{path} is empty; give a file with text in it")
-    if b"\0" in content:
-        raise FileError(f"{path} is a binary file; give one with text in UTF-8")
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise FileError(
-            f"{path} is not text in UTF-8 (byte {error.start}); convert it, for instance with iconv"
-        ) from error
 
 
 def _folder(folder: Path) -> Corpus:
@@ -151,7 +128,7 @@ def _saved_dataset(folder: Path) -> Corpus:
         found = datasets.load_from_disk(str(folder))
     except Exception as error:
         raise FileError(
-            f"{folder} looks like a saved dataset but cannot be read ({_first_line(error)})"
+            f"{folder} looks like a saved dataset but cannot be read ({first_line(error)})"
         ) from error
     return _dataset_corpus(str(folder), found)
 
@@ -163,7 +140,7 @@ def _hub_dataset(source: str, name: str, configuration: str | None) -> Corpus:
     except Exception as error:
         raise FileError(
             f"no text at {source}: no file or folder has this name, and the datasets library has "
-            f"no {name} for us ({_first_line(error)})"
+            f"no {name} for us ({first_line(error)})"
         ) from error
     return _dataset_corpus(source, found)
 
@@ -271,7 +248,3 @@ class Blocks(Dataset[dict[str, Tensor]]):
         start = self.starts[index]
         block = self.tokens[start : start + self.length + 1].long()
         return {"input_ids": block[:-1], "labels": block[:-1], "shift_labels": block[1:]}
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

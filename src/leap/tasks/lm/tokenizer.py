@@ -20,6 +20,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, T5Tokenizer
 from transformers.convert_slow_tokenizer import SentencePieceExtractor, bytes_to_unicode
 
 from leap.errors import ConfigError, FileError
+from leap.tasks.files import first_line
 
 END = "<|endoftext|>"
 KNOWN_ENDS = (END, "</s>", "<eos>", "<|end_of_text|>", "<|eot_id|>", "[EOS]", "[SEP]")
@@ -118,7 +119,7 @@ def load_tokenizer(folder: Path) -> TextTokenizer:
     try:
         found = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:
-        raise FileError(f"no tokenizer in {folder} ({_first_line(error)})") from error
+        raise FileError(f"no tokenizer in {folder} ({first_line(error)})") from error
     if not isinstance(found, PreTrainedTokenizerFast) or found.eos_token_id is None:
         raise FileError(f"the tokenizer in {folder} is not one that leap lm train leaves there")
     return TextTokenizer(found)
@@ -190,7 +191,7 @@ def _from_json(path: Path) -> TextTokenizer:
     try:
         backend = Tokenizer.from_file(str(path))
     except Exception as error:
-        raise FileError(f"{path} is no tokenizers file ({_first_line(error)})") from error
+        raise FileError(f"{path} is no tokenizers file ({first_line(error)})") from error
     ends = [name for name in KNOWN_ENDS if backend.token_to_id(name) is not None]
     if not ends:
         raise FileError(
@@ -208,7 +209,7 @@ def _from_sentencepiece(path: Path) -> TextTokenizer:
             f"{path} needs sentencepiece and protobuf: pip install 'leapformer[lm]'"
         ) from error
     except Exception as error:
-        raise FileError(f"{path} is no SentencePiece file ({_first_line(error)})") from error
+        raise FileError(f"{path} is no SentencePiece file ({first_line(error)})") from error
     pieces = extractor.proto.pieces
     if not pieces:
         raise FileError(f"{path} is no SentencePiece file (it holds no pieces)")
@@ -266,7 +267,3 @@ def _chunks(text: str) -> Iterator[str]:
                 break
         yield text[start:cut]
         start = cut
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,34 @@
+"""Files as every task reads them: where data sets lie, and text or an error that says why not."""
+
+import os
+from pathlib import Path
+
+from leap.errors import FileError
+
+
+def data_folder() -> Path:
+    """Where data sets lie: the environment variable LEAP_DATA, or ../shared/data."""
+    return Path(os.environ.get("LEAP_DATA", "../shared/data"))
+
+
+def read_text(path: Path) -> str:
+    """A text file as a string, or an error that says why it is none."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise FileError(f"cannot read {path} ({error.strerror})") from error
+    if not content.strip():
+        raise FileError(f"{path} is empty; give a file with text in it")
+    if b"\0" in content:
+        raise FileError(f"{path} is a binary file; give one with text in UTF-8")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FileError(
+            f"{path} is not text in UTF-8 (byte {error.start}); convert it, for instance with iconv"
+        ) from error
+
+
+def first_line(error: BaseException) -> str:
+    """What another library's error says, short enough for ours."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
