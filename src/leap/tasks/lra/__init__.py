@@ -1,0 +1,1 @@
+"""Long Range Arena: sequences of one to eight thousand tokens to be told apart into classes."""
