@@ -38,7 +38,7 @@ from leap.bench.run import (
     take_turns,
 )
 from leap.errors import ConfigError, LeapError
-from leap.models import ATTENTIONS, LeapformerConfig, StateCache, preset
+from leap.models import LeapformerConfig, StateCache, preset, usable_as
 from leap.ops.tolerance import relative_error
 
 GPT2 = "gpt2"
@@ -85,7 +85,7 @@ class DecodeConfig:
             raise ConfigError("nothing to measure: give at least one context and one model")
         check_budget(self.budget)
         find_device(self.device)
-        known = (*ATTENTIONS, GPT2)
+        known = (*usable_as("causal"), GPT2)
         for name in self.models:
             if name not in known:
                 raise ConfigError(f"no model is called {name!r}; there are {', '.join(known)}")

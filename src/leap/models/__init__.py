@@ -9,8 +9,9 @@ from leap.models.causal_lm import (
     LeapformerModel,
     LeapModel,
 )
-from leap.models.config import ATTENTIONS, LeapConfig, LeapformerConfig
+from leap.models.config import LeapConfig, LeapformerConfig
 from leap.models.interface import with_proportions
+from leap.models.mechanisms import ATTENTIONS, usable_as
 from leap.models.presets import PRESETS, preset
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "LeapformerModel",
     "StateCache",
     "preset",
+    "usable_as",
     "with_proportions",
 ]
 

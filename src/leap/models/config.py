@@ -1,19 +1,20 @@
-"""Configurations: checked when they are made, and the one list of mechanisms models can have.
+"""Configurations, checked when they are made.
 
-`LeapformerConfig` describes any decoder of this package. `LeapConfig` is the same with the names
-and defaults of the original LEAP.
+`LeapformerConfig` describes any decoder or encoder of this package. `LeapConfig` is the same with
+the names and defaults of the original LEAP. What attentions there are is in `mechanisms`.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import field
 from typing import Any, Literal, get_args
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from leap.errors import ConfigError
-from leap.layers import Attention, LeapAttention, LeapformerAttention, SoftmaxAttention
+from leap.layers import Attention
 from leap.layers.additive import FORMULATIONS
+from leap.layers.attention import Form
+from leap.models.mechanisms import ATTENTIONS, build_attention
 from leap.ops.features import FEATURES
 
 PositionEmbedding = Literal["learned", "sinusoidal", "rotary", "none"]
@@ -21,7 +22,7 @@ PositionEmbedding = Literal["learned", "sinusoidal", "rotary", "none"]
 
 @strict
 class LeapformerConfig(PreTrainedConfig):
-    """A pre-norm decoder with any causal attention.
+    """A pre-norm transformer with any attention.
 
     Args:
         vocab_size: number of tokens.
@@ -31,6 +32,9 @@ class LeapformerConfig(PreTrainedConfig):
         n_layer, n_heads: layers, and heads in each (`n_head` means the same).
         intermediate_size: width of the feed-forward layers; 4 hidden_size by default.
         attention: name of the mechanism in `ATTENTIONS`, or one name a layer for a hybrid.
+        attention_options: further arguments of a mechanism's layer, by the mechanism's name, as
+            {"linformer": {"rows": 64}}.
+        attention_dropout: share of scores, or of attended values, that attentions drop.
         layer_types: the same in Hugging Face's words: "linear_attention" for `attention`,
             "full_attention" for softmax, "sliding_attention" for LEAP over the layer's window.
         window_sizes: window of each LEAP layer; None, for one or for all, sees everything.
@@ -64,6 +68,8 @@ class LeapformerConfig(PreTrainedConfig):
     n_heads: int = 4
     intermediate_size: int | None = None
     attention: str | list[str] = "leapformer"
+    attention_options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    attention_dropout: float = 0.0
     layer_types: list[str] | None = None
     window_sizes: list[int | None] | None = None
     position_embedding: str = "learned"
@@ -111,9 +117,9 @@ class LeapformerConfig(PreTrainedConfig):
         """Window of each layer, None where it sees everything."""
         return self.window_sizes or [None] * self.n_layer
 
-    def build_attention(self, layer: int) -> Attention:
+    def build_attention(self, layer: int, form: Form = "causal") -> Attention:
         """The attention of one layer."""
-        return ATTENTIONS[self.attentions[layer]].build(self, layer)
+        return build_attention(self, layer, form)
 
     def _check_sizes(self) -> None:
         for name in ("vocab_size", "hidden_size", "n_positions", "n_layer", "n_heads"):
@@ -137,11 +143,15 @@ class LeapformerConfig(PreTrainedConfig):
             names = [of_type.get(kind, self.attention) for kind in self.layer_types]
             if set(names) != {self.attention}:
                 self.attention = names
-        for name in self.attentions:
-            if name not in ATTENTIONS:
-                raise ConfigError(
-                    f"attention={name!r} is not known; there are {', '.join(ATTENTIONS)}"
-                )
+        for option, names in (
+            ("attention", self.attentions),
+            ("attention_options", list(self.attention_options)),
+        ):
+            for name in names:
+                if name not in ATTENTIONS:
+                    raise ConfigError(
+                        f"{option}={name!r} is not known; there are {', '.join(ATTENTIONS)}"
+                    )
         for name, given in (("attention", self.attentions), ("window_sizes", self.windows)):
             if len(given) != self.n_layer:
                 raise ConfigError(
@@ -183,66 +193,3 @@ class LeapConfig(LeapformerConfig):
         if self.use_local_att and self.window_sizes is None:
             self.window_sizes = [4 * 2**layer for layer in range(self.n_layer - 1)] + [None]
         super()._settle_attention()
-
-
-@dataclass(frozen=True)
-class Mechanism:
-    """One kind of attention that a model's config can name."""
-
-    build: Callable[[LeapformerConfig, int], Attention]
-    rotary: bool = True
-    """Whether it matches queries with keys, which positions can turn."""
-    layer_type: str = "linear_attention"
-    """What Hugging Face calls a layer of this kind."""
-
-
-def _leapformer(config: LeapformerConfig, _layer: int, **options: Any) -> Attention:
-    return LeapformerAttention(
-        config.hidden_size,
-        config.n_heads,
-        feature=config.feature,
-        proportion_hidden=config.proportion_hidden,
-        proportion_step_down=config.proportion_step_down,
-        proportion_per_head=config.proportion_per_head,
-        proportion_bins=config.proportion_bins,
-        rotary=config.position_embedding == "rotary",
-        normaliser=config.normaliser,  # type: ignore[arg-type]  # checked by the layer
-        gate=config.gate,  # type: ignore[arg-type]  # checked by the layer
-        bias=config.attention_bias,
-        eps=config.attention_eps,
-        **options,
-    )
-
-
-def _leap(config: LeapformerConfig, layer: int) -> Attention:
-    return LeapAttention(
-        config.hidden_size,
-        config.n_heads,
-        window=config.windows[layer],
-        formulation=config.formulation,
-        rescale=config.rescale,  # type: ignore[arg-type]  # checked by the layer
-        bias=config.attention_bias,
-    )
-
-
-def _softmax(config: LeapformerConfig, _layer: int) -> Attention:
-    return SoftmaxAttention(
-        config.hidden_size,
-        config.n_heads,
-        rotary=config.position_embedding == "rotary",
-        bias=config.attention_bias,
-    )
-
-
-ATTENTIONS: dict[str, Mechanism] = {
-    "leapformer": Mechanism(_leapformer),
-    "cosformer": Mechanism(
-        lambda config, layer: _leapformer(
-            config, layer, proportion="fixed", length=config.n_positions
-        )
-    ),
-    "linear": Mechanism(lambda config, layer: _leapformer(config, layer, proportion="none")),
-    "leap": Mechanism(_leap, rotary=False),
-    "softmax": Mechanism(_softmax, layer_type="full_attention"),
-}
-"""Every mechanism by its name in `LeapformerConfig.attention`."""

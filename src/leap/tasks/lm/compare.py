@@ -20,7 +20,7 @@ import torch
 
 from leap.errors import ConfigError
 from leap.layers import FORMULATIONS
-from leap.models import ATTENTIONS
+from leap.models import usable_as
 from leap.models.config import PositionEmbedding
 from leap.tasks.lm.data import Blocks, read_corpus
 from leap.tasks.lm.model import BASELINE, ModelConfig, SizeConfig, build_model
@@ -110,10 +110,11 @@ def parse_model(text: str) -> ModelConfig:
     """A model from its short form, as `CompareConfig.models` has it."""
     names, *options = text.split(":")
     names = {"hybrid": "leap,leapformer"}.get(names, names)
+    known = usable_as("causal")
     for name in names.split(","):
-        if name not in ATTENTIONS and names != BASELINE:
-            known = ", ".join([*ATTENTIONS, BASELINE, "hybrid"])
-            raise ConfigError(f"models: {name!r} in {text!r} is not known; there are {known}")
+        if name not in known and names != BASELINE:
+            there_are = ", ".join([*known, BASELINE, "hybrid"])
+            raise ConfigError(f"models: {name!r} in {text!r} is not known; there are {there_are}")
     config = ModelConfig(attention=names)
     for option in options:
         if option in FORMULATIONS:

@@ -249,7 +249,7 @@ def _gpt2(config: ModelConfig, settings: Mapping[str, Any]) -> GPT2Config:
         n_head=settings["n_heads"],
         resid_pdrop=dropout,
         embd_pdrop=dropout,
-        attn_pdrop=dropout,
+        attn_pdrop=0.0,  # As in our layers, which drop no attention weights.
         **{name: settings[name] for name in same},
     )
     built.tokenizer_fingerprint = settings["tokenizer_fingerprint"]

@@ -1,0 +1,145 @@
+"""The one list of attentions that a model's config can name.
+
+Adding one is an entry in `ATTENTIONS`, and for an encoder's a file in `leap.layers.efficient` with
+an entry there. What a mechanism has of its own, beyond the fields of the config, it takes from
+`config.attention_options[name]`, as keyword arguments of its layer.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, get_args
+
+from leap.errors import ConfigError
+from leap.layers import Attention, LeapAttention, LeapformerAttention, SoftmaxAttention
+from leap.layers.attention import Form
+from leap.layers.fastformer import FastformerAttention
+
+if TYPE_CHECKING:
+    from leap.models.config import LeapformerConfig
+
+ALL_FORMS: tuple[Form, ...] = get_args(Form)
+ENCODER: tuple[Form, ...] = ("bidirectional",)
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """One kind of attention that a model's config can name."""
+
+    build: Callable[..., Attention]
+    """Makes the attention, of a config, a layer's number, a form, and the mechanism's options."""
+    forms: tuple[Form, ...] = ALL_FORMS
+    """What it can be used as."""
+    rotary: bool = True
+    """Whether it matches queries with keys, which positions can turn."""
+    layer_type: str = "linear_attention"
+    """What Hugging Face calls a layer of this kind."""
+
+
+def build_attention(config: "LeapformerConfig", layer: int, form: Form) -> Attention:
+    """The attention of one layer, for reading text as `form` says."""
+    name = config.attentions[layer]
+    mechanism = ATTENTIONS[name]
+    if form not in mechanism.forms:
+        raise ConfigError(
+            f"attention={name!r} cannot be used as {form} attention; "
+            f"those that can are {', '.join(usable_as(form))}"
+        )
+    options = config.attention_options.get(name, {})
+    try:
+        return mechanism.build(config, layer, form, **options)
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error) or not options:
+            raise
+        raise ConfigError(f"attention_options[{name!r}]={options}: {error}") from error
+
+
+def _leapformer(
+    config: "LeapformerConfig", _layer: int, form: Form, **options: Any
+) -> LeapformerAttention:
+    given: dict[str, Any] = {
+        "feature": config.feature,
+        "proportion_hidden": config.proportion_hidden,
+        "proportion_step_down": config.proportion_step_down,
+        "proportion_per_head": config.proportion_per_head,
+        "proportion_bins": config.proportion_bins,
+        "rotary": config.position_embedding == "rotary",
+        "normaliser": config.normaliser,
+        "gate": config.gate,
+        "bias": config.attention_bias,
+        "dropout": config.attention_dropout,
+        "eps": config.attention_eps,
+    }
+    return LeapformerAttention(config.hidden_size, config.n_heads, form=form, **given | options)
+
+
+def _cosformer(
+    config: "LeapformerConfig", layer: int, form: Form, **options: Any
+) -> LeapformerAttention:
+    # An encoder has the whole text before it, and so the true length of each.
+    length = None if form == "bidirectional" else config.n_positions
+    given: dict[str, Any] = {"proportion": "fixed", "length": length}
+    return _leapformer(config, layer, form, **given | options)
+
+
+def _linear(**fixed: Any) -> Callable[..., Attention]:
+    """Linear attention with some of its settings fixed."""
+
+    def build(
+        config: "LeapformerConfig", layer: int, form: Form, **options: Any
+    ) -> LeapformerAttention:
+        return _leapformer(config, layer, form, **{"proportion": "none"} | fixed | options)
+
+    return build
+
+
+def _leap(config: "LeapformerConfig", layer: int, form: Form, **options: Any) -> LeapAttention:
+    given: dict[str, Any] = {
+        "window": config.windows[layer],
+        "formulation": config.formulation,
+        "rescale": config.rescale,
+        "bias": config.attention_bias,
+    }
+    return LeapAttention(config.hidden_size, config.n_heads, **given | options)
+
+
+def _softmax(
+    config: "LeapformerConfig", _layer: int, form: Form, **options: Any
+) -> SoftmaxAttention:
+    given = {"rotary": config.position_embedding == "rotary"} | _common(config)
+    return SoftmaxAttention(config.hidden_size, config.n_heads, form=form, **given | options)
+
+
+def _encoder(kind: Callable[..., Attention]) -> Mechanism:
+    """A mechanism that sees whole texts only, and has nothing of the config but its sizes."""
+
+    def build(config: "LeapformerConfig", _layer: int, _form: Form, **options: Any) -> Attention:
+        return kind(config.hidden_size, config.n_heads, **_common(config) | options)
+
+    return Mechanism(build, forms=ENCODER, rotary=False)
+
+
+def _common(config: "LeapformerConfig") -> dict[str, Any]:
+    return {"bias": config.attention_bias, "dropout": config.attention_dropout}
+
+
+ATTENTIONS: dict[str, Mechanism] = {
+    "leapformer": Mechanism(_leapformer),
+    "cosformer": Mechanism(_cosformer),
+    "linear": Mechanism(_linear()),
+    "elu-linear": Mechanism(_linear(feature="elu_plus_one")),
+    "square": Mechanism(_linear(feature="square")),
+    "cubic": Mechanism(_linear(feature="cubic")),
+    "exp": Mechanism(_linear(feature="exp")),
+    "sinh": Mechanism(_linear(feature="sinh")),
+    "neg-sinh": Mechanism(_linear(feature="neg_sinh")),
+    "rope-linear": Mechanism(_linear(feature="elu_plus_one", rotary=True)),
+    "leap": Mechanism(_leap, forms=("causal",), rotary=False),
+    "fastformer": _encoder(FastformerAttention),
+    "softmax": Mechanism(_softmax, layer_type="full_attention"),
+}
+"""Every mechanism by its name in `LeapformerConfig.attention`."""
+
+
+def usable_as(form: Form) -> list[str]:
+    """Names of the mechanisms that can be used so."""
+    return [name for name, mechanism in ATTENTIONS.items() if form in mechanism.forms]
