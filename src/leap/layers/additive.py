@@ -35,7 +35,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from leap.errors import ConfigError, InputError
-from leap.layers.attention import Attention, one_of
+from leap.layers.attention import Attention, one_hot_values, one_of
 from leap.ops.additive import FocusState, WindowState, additive_attention
 from leap.ops.state import Recurrent, State, accumulator, state
 
@@ -164,6 +164,22 @@ class LeapAttention(Attention):
     ) -> Focus:
         """What `forward` looks at, given the same."""
         return self._attend(x, state, key_mask, cu_seqlens)[2]
+
+    def weights(
+        self,
+        x: Float[Tensor, "b t d"],
+        *,
+        key_mask: Bool[Tensor, "b t"] | None = None,
+        positions: Int[Tensor, "b t"] | None = None,
+    ) -> Float[Tensor, "b h t t"]:
+        """How much of each token every token takes, as `Attention.weights` says.
+
+        They are the softmax of the focus over what a token sees, before the gate. In the
+        formulation "fastformer" they weigh keys that have met the mean query.
+        """
+        logits = self.focus(x, key_mask=key_mask).logits
+        v = one_hot_values(x, self.n_head)
+        return additive_attention(logits, v, window=self.window, key_mask=key_mask)[0]
 
     def _attend(
         self, x: Tensor, state: State | None, key_mask: Tensor | None, cu_seqlens: Tensor | None

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from leap.errors import ConfigError, InputError
 from leap.ops.checks import check_floating, check_key_mask, shape
 from leap.ops.packing import check_cu_seqlens, run_packed
-from leap.ops.state import Recurrent, State
+from leap.ops.state import Recurrent, State, accumulator
 
 Form = Literal["causal", "bidirectional", "cross"]
 R = TypeVar("R", bound=Recurrent)
@@ -78,6 +78,20 @@ class Attention(nn.Module):
         """Attend from one token for each row: `forward`, less the axis of tokens."""
         y, state = self(x.unsqueeze(1), state, **inputs)
         return y.squeeze(1), state
+
+    def weights(
+        self,
+        x: Float[Tensor, "b t d"],
+        *,
+        key_mask: Bool[Tensor, "b t"] | None = None,
+        positions: Int[Tensor, "b t"] | None = None,
+    ) -> Float[Tensor, "b h t t"]:
+        """How much of each token's values every token takes, in a call of `forward` with the same.
+
+        Row i holds the weights w_ij of o_i = sum_j w_ij v_j, in O(t^2): for looking at a text, not
+        for reading it. They sum to 1, but where scores may be negative, and so may weights.
+        """
+        raise ConfigError(f"{type(self).__name__} cannot tell how much of each token it takes")
 
     def split(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b h t w"]:
         """Each head's share of the width."""
@@ -228,6 +242,39 @@ class DotProductAttention(Attention):
             )
         return self.o_proj(self.join(o)), after
 
+    def weights(
+        self,
+        x: Float[Tensor, "b t d"],
+        *,
+        source: Float[Tensor, "b s d"] | None = None,
+        key_mask: Bool[Tensor, "b _"] | None = None,
+        positions: Int[Tensor, "b t"] | None = None,
+    ) -> Float[Tensor, "b h t _"]:
+        """How much of each token every token of x takes, as `Attention.weights` says.
+
+        Args:
+            source: what is attended to, in the cross form.
+            key_mask: true at the real tokens of x, or in the cross form of the source.
+        """
+        self._check_form(None, source, None, None)
+        self.check_tokens(x)
+        read = x if source is None else source
+        self.check_tokens(read, key_mask, name="x" if source is None else "source")
+        at, read_at = self._positions(x, source, None, key_mask, positions, None)
+        return self.weigh(x, read, key_mask=key_mask, positions=at, source_positions=read_at)
+
+    def weigh(
+        self,
+        x: Float[Tensor, "b t d"],
+        source: Float[Tensor, "b s d"],
+        *,
+        key_mask: Bool[Tensor, "b s"] | None,
+        positions: Int[Tensor, "b t"] | None,
+        source_positions: Int[Tensor, "b s"] | None,
+    ) -> Float[Tensor, "b h t s"]:
+        """The weights of the source's tokens; in the causal form the source is x."""
+        return super().weights(x)
+
     def _check_form(
         self,
         state: State | None,
@@ -331,6 +378,12 @@ def token_positions(
         if past is not None:
             count = count + past.length[sequence]
     return (count - 1).clamp_min(0)
+
+
+def one_hot_values(x: Float[Tensor, "b t d"], n_head: int) -> Float[Tensor, "b h t t"]:
+    """Values by which an attention shows its weights: token j's are 1 at j, and 0 elsewhere."""
+    eye = torch.eye(x.shape[1], dtype=accumulator(x), device=x.device)
+    return eye.expand(len(x), n_head, -1, -1)
 
 
 def one_of(name: str, given: str, known: Sequence[str]) -> Any:

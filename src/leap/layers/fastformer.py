@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from leap.errors import InputError
 from leap.layers.additive import Focus
-from leap.layers.attention import Attention, attend_packed, one_of
+from leap.layers.attention import Attention, attend_packed, one_hot_values, one_of
 from leap.ops.additive import additive_pool
 from leap.ops.state import Recurrent, State
 
@@ -99,6 +99,18 @@ class FastformerAttention(Attention):
         """What `forward` looks at: the softmax of these logits over a sequence's real tokens."""
         self.check_tokens(x, key_mask)
         return self._attend(x, key_mask)[1]
+
+    def weights(
+        self,
+        x: Float[Tensor, "b t d"],
+        *,
+        key_mask: Bool[Tensor, "b t"] | None = None,
+        positions: Int[Tensor, "b t"] | None = None,
+    ) -> Float[Tensor, "b h t t"]:
+        """The second focus, by which keys that met the mean query are averaged: one for all."""
+        logits = self.focus(x, key_mask=key_mask).logits
+        shares = additive_pool(logits, one_hot_values(x, self.n_head), key_mask=key_mask)
+        return shares.unsqueeze(2).expand(-1, -1, x.shape[1], -1)
 
     def _attend(self, x: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Focus]:
         q, k = self.q_proj(x), self.k_proj(x)

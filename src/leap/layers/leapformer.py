@@ -28,7 +28,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from leap.errors import ConfigError, InputError
-from leap.layers.attention import DotProductAttention, Form, one_of
+from leap.layers.attention import DotProductAttention, Form, one_hot_values, one_of
 from leap.layers.proportion import FixedProportion, LearnedProportion
 from leap.ops.features import FeatureMap, feature_map, proportional, rotary
 from leap.ops.linear import (
@@ -167,22 +167,9 @@ class LeapformerAttention(DotProductAttention):
         cu_seqlens: Int[Tensor, " n"] | None,
     ) -> tuple[Float[Tensor, "b h t v"], LinearState]:
         """Read x, each token attending to itself and the past."""
-        (q, p), (k, s) = self._queries(x, positions), self._keys(x, positions)
-        attend = (
-            causal_linear_attention
-            if p is None or s is None
-            else partial(causal_proportional_attention, p=p, s=s)
-        )
-        o, after = attend(
-            q,
-            k,
-            self._values(x),
-            state=past,
-            key_mask=key_mask,
-            cu_seqlens=cu_seqlens,
-            log_gate=None if self.gate is None else self._for_all_heads(self.gate(x)),
-            normalise=self.normalise,
-            eps=self.eps,
+        v = self.split(self.v_proj(x))
+        o, after = self._take_causally(
+            x, v, past, key_mask=key_mask, positions=positions, cu_seqlens=cu_seqlens
         )
         return self._finished(o, x), after
 
@@ -207,14 +194,39 @@ class LeapformerAttention(DotProductAttention):
         if source is None:
             assert past is not None  # or there was nothing to attend to
             return self._finished(self._attend(q, past), x), past
-        k, v = _widened(*self._keys(source, source_positions)), self._values(source)
+        k = _widened(*self._keys(source, source_positions))
+        v = self._values(self.split(self.v_proj(source)))
         after = _read(past, k, v, key_mask)
         if visible is None:
             return self._finished(self._attend(q, after), x), after
         o = staircase_linear_attention(
             q, k, v, visible, key_mask=key_mask, normalise=self.normalise, eps=self.eps
         )
-        return self._finished(o, x), after
+        return self._finished(self._divided(o), x), after
+
+    def weigh(
+        self,
+        x: Float[Tensor, "b t d"],
+        source: Float[Tensor, "b s d"],
+        *,
+        key_mask: Bool[Tensor, "b s"] | None,
+        positions: Int[Tensor, "b t"] | None,
+        source_positions: Int[Tensor, "b s"] | None,
+    ) -> Float[Tensor, "b h t s"]:
+        """The weights of the source's tokens; in the causal form the source is x.
+
+        With normaliser="norm", which takes any scale away, their magnitudes sum to 1.
+        """
+        v = one_hot_values(source, self.n_head)
+        if self.form == "causal":
+            o, _ = self._take_causally(x, v, None, key_mask=key_mask, positions=positions)
+        else:
+            q = _widened(*self._queries(x, positions))
+            k = _widened(*self._keys(source, source_positions))
+            o = self._attend(q, _read(None, k, self._values(v), key_mask))
+        if self.norm is not None:
+            o = o / o.abs().sum(dim=-1, keepdim=True).clamp_min(torch.finfo(o.dtype).tiny)
+        return o
 
     def proportions(
         self,
@@ -272,8 +284,38 @@ class LeapformerAttention(DotProductAttention):
             return torch.cat([turned, features.abs()], dim=1), p
         return turned, p
 
-    def _values(self, x: Tensor) -> Tensor:
-        v = self.split(self.v_proj(x))
+    def _take_causally(
+        self,
+        x: Tensor,
+        v: Tensor,
+        past: LinearState | None,
+        *,
+        key_mask: Tensor | None,
+        positions: Tensor | None,
+        cu_seqlens: Tensor | None = None,
+    ) -> tuple[Tensor, LinearState]:
+        """What each token of x takes of the values so far."""
+        (q, p), (k, s) = self._queries(x, positions), self._keys(x, positions)
+        attend = (
+            causal_linear_attention
+            if p is None or s is None
+            else partial(causal_proportional_attention, p=p, s=s)
+        )
+        o, after = attend(
+            q,
+            k,
+            self._values(v),
+            state=past,
+            key_mask=key_mask,
+            cu_seqlens=cu_seqlens,
+            log_gate=None if self.gate is None else self._for_all_heads(self.gate(x)),
+            normalise=self.normalise,
+            eps=self.eps,
+        )
+        return self._divided(o), after
+
+    def _values(self, v: Tensor) -> Tensor:
+        """Values as the op takes them."""
         if self.has_own_denominator:
             v = torch.cat([v, torch.ones_like(v)], dim=1)
         # A sum that has not been divided yet may be more than half precision can hold.
@@ -284,13 +326,18 @@ class LeapformerAttention(DotProductAttention):
         return torch.cat([x, x], dim=1) if self.has_own_denominator else x
 
     def _attend(self, q: Tensor, read: LinearState) -> Tensor:
-        return read.attend(q.to(read.kv.dtype), normalise=self.normalise, eps=self.eps)
+        o = read.attend(q.to(read.kv.dtype), normalise=self.normalise, eps=self.eps)
+        return self._divided(o)
+
+    def _divided(self, o: Tensor) -> Tensor:
+        """Attended values, by the denominator if the op has not divided by it."""
+        if not self.has_own_denominator:
+            return o
+        weighted, denominator = o.chunk(2, dim=1)
+        return weighted / denominator.clamp_min(self.eps)
 
     def _finished(self, o: Tensor, x: Tensor) -> Tensor:
-        """Attended values, normalised if the op has not done so."""
-        if self.has_own_denominator:
-            weighted, denominator = o.chunk(2, dim=1)
-            o = weighted / denominator.clamp_min(self.eps)
+        """Attended values as they leave the heads."""
         if self.norm is not None:
             o = F.rms_norm(o, o.shape[-1:], eps=self.eps) * self.norm.weight
         return F.dropout(o.to(x.dtype), self.dropout, self.training)

@@ -8,9 +8,9 @@ Axes: b batch, h heads, t tokens, s source tokens, d hidden size, v width of a h
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from leap.layers.attention import DotProductAttention, Form
+from leap.layers.attention import DotProductAttention, Form, one_hot_values
 from leap.ops.features import rotary
-from leap.ops.softmax import SoftmaxState, causal_softmax_attention
+from leap.ops.softmax import SoftmaxState, causal_softmax_attention, softmax_attention
 
 
 class SoftmaxAttention(DotProductAttention):
@@ -86,6 +86,23 @@ class SoftmaxAttention(DotProductAttention):
         assert after is not None  # or there was nothing to attend to
         q = self._placed(self.q_proj(x), positions)
         return after.attend(q, visible=visible, dropout=self._dropout), after
+
+    def weigh(
+        self,
+        x: Float[Tensor, "b t d"],
+        source: Float[Tensor, "b s d"],
+        *,
+        key_mask: Bool[Tensor, "b s"] | None,
+        positions: Int[Tensor, "b t"] | None,
+        source_positions: Int[Tensor, "b s"] | None,
+    ) -> Float[Tensor, "b h t s"]:
+        """The weights of the source's tokens; in the causal form the source is x."""
+        v = one_hot_values(source, self.n_head)
+        q = self._placed(self.q_proj(x), positions).to(v.dtype)
+        k = self._placed(self.k_proj(source), source_positions).to(v.dtype)
+        if self.form == "causal":
+            return causal_softmax_attention(q, k, v, key_mask=key_mask)[0]
+        return softmax_attention(q, k, v, key_mask=key_mask)
 
     @property
     def _dropout(self) -> float:
