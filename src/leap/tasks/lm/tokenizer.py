@@ -9,18 +9,18 @@ experiments.
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers.decoders import DecodeStream
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, T5Tokenizer
-from transformers.convert_slow_tokenizer import SentencePieceExtractor, bytes_to_unicode
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from leap.errors import ConfigError, FileError
 from leap.tasks.files import first_line
+from leap.tasks.sentencepiece import read_sentencepiece
 
 END = "<|endoftext|>"
 KNOWN_ENDS = (END, "</s>", "<eos>", "<|end_of_text|>", "<|eot_id|>", "[EOS]", "[SEP]")
@@ -201,46 +201,16 @@ def _from_json(path: Path) -> TextTokenizer:
 
 
 def _from_sentencepiece(path: Path) -> TextTokenizer:
-    try:
-        extractor = SentencePieceExtractor(str(path))
-        found: Any = extractor.extract(None)
-    except ImportError as error:
-        raise FileError(
-            f"{path} needs sentencepiece and protobuf: pip install 'leapformer[lm]'"
-        ) from error
-    except Exception as error:
-        raise FileError(f"{path} is no SentencePiece file ({first_line(error)})") from error
-    pieces = extractor.proto.pieces
-    if not pieces:
-        raise FileError(f"{path} is no SentencePiece file (it holds no pieces)")
-    spec = extractor.proto.trainer_spec
-    charsmap = found["_spm_precompiled_charsmap"]
-    if "merges" not in found and (spec.pad_id, spec.eos_id, spec.unk_id) == (0, 1, 2):
+    found = read_sentencepiece(path, extra="lm")
+    spec = found.spec
+    if found.merges is None and (spec.pad_id, spec.eos_id, spec.unk_id) == (0, 1, 2):
         # T5's layout; Hugging Face's T5 has 100 tokens more, for its pretraining.
-        return TextTokenizer(T5Tokenizer(vocab=found["vocab"], _spm_precompiled_charsmap=charsmap))
+        return TextTokenizer(
+            T5Tokenizer(vocab=found.vocabulary, _spm_precompiled_charsmap=found.charsmap)
+        )
     if spec.eos_id < 0:
         raise FileError(f"{path} has no end-of-text token; train it with eos_id")
-    unknown = pieces[spec.unk_id].piece
-    if "merges" in found:
-        model: models.Model = models.BPE(
-            found["vocab"],
-            found["merges"],
-            unk_token=unknown,
-            fuse_unk=True,
-            byte_fallback=spec.byte_fallback,
-        )
-    else:
-        model = models.Unigram(found["vocab"], spec.unk_id, spec.byte_fallback)
-    backend = Tokenizer(model)
-    if charsmap:
-        backend.normalizer = normalizers.Precompiled(charsmap)
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
-    )
-    backend.decoder = decoders.Sequence(
-        [decoders.ByteFallback(), decoders.Metaspace(), decoders.Fuse()]
-    )
-    return _wrap(backend, pieces[spec.eos_id].piece, unk_token=unknown)
+    return _wrap(found.tokenizer(), found.piece(spec.eos_id), unk_token=found.piece(spec.unk_id))
 
 
 def _wrap(backend: Tokenizer, end: str, **special: str) -> TextTokenizer:

@@ -1,0 +1,1 @@
+"""Simultaneous translation: text or speech into text, while the source is still arriving."""

@@ -1,0 +1,205 @@
+"""Words to pieces and back, one vocabulary for both languages, also while the words still arrive.
+
+The pieces are SentencePiece's, which never reach over white space: encoding word by word gives the
+pieces of the whole sentence. A word that is being written is complete when the next one begins.
+
+Special pieces come first, in fairseq's order: bos 0, pad 1, eos 2, unk 3.
+"""
+
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from leap.errors import ConfigError, FileError
+from leap.tasks.files import first_line
+from leap.tasks.sentencepiece import read_sentencepiece
+
+BOS, PAD, EOS, UNK = range(4)
+SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
+SPACE = "▁"
+"""What a piece begins with where a word begins."""
+SENTENCEPIECE = "sentencepiece.model"
+"""The name of the SentencePiece file in a vocabulary's folder, for other tools."""
+
+
+class Vocabulary:
+    """Pieces of words, as translation uses them.
+
+    Args:
+        hugging_face: the same as a tokenizer for Hugging Face, whose `__call__` adds the end.
+        model: the SentencePiece file's bytes.
+    """
+
+    def __init__(self, hugging_face: PreTrainedTokenizerFast, model: bytes) -> None:
+        self.hugging_face = hugging_face
+        self.model = model
+        self._backend: Tokenizer = hugging_face.backend_tokenizer
+        # So that a text about </s> does not end there.
+        self._backend.encode_special_tokens = True
+        self.pieces = [str(self._backend.id_to_token(i)) for i in range(len(hugging_face))]
+        """Every piece by its id."""
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    def encode(self, text: str) -> list[int]:
+        """Pieces of a sentence or a word, without an end.
+
+        Those of a sentence are those of its words, one after another.
+        """
+        return self.encode_all([text])[0]
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """The same of many sentences at once."""
+        # What Python takes for white space is the end of a word, whatever the normaliser thinks.
+        spaced = [" ".join(text.split()) for text in texts]
+        found = self._backend.encode_batch_fast(spaced, add_special_tokens=False)
+        return [encoding.ids for encoding in found]
+
+    def begins_word(self, piece: int) -> bool:
+        """Whether a word begins with this piece, so that the one before it is complete."""
+        return self.pieces[piece].startswith(SPACE)
+
+    def words(self) -> "Words":
+        """What puts pieces together to words, as they come."""
+        return Words(self)
+
+    def decode(self, pieces: Iterable[int]) -> str:
+        """The text that some pieces spell; special ones spell nothing."""
+        words = self.words()
+        return " ".join([word for piece in pieces for word in words.push(piece)] + words.finish())
+
+    def check_fits(self, size: int, what: str) -> None:
+        """Refuse a model that was made for another vocabulary.
+
+        Args:
+            size: how many pieces the model knows.
+            what: the model's name, for the error.
+        """
+        if size != len(self):
+            raise ConfigError(
+                f"{what} knows {size} pieces, but the vocabulary has {len(self)}; give the "
+                "vocabulary it was trained with"
+            )
+
+    def save(self, folder: Path) -> None:
+        """Write the vocabulary, for `load_vocabulary`, `AutoTokenizer` or SentencePiece to read."""
+        self.hugging_face.save_pretrained(str(folder))
+        (folder / SENTENCEPIECE).write_bytes(self.model)
+
+
+@dataclass
+class Words:
+    """Pieces in, words out, each as soon as it is complete. To fork it, copy `held`."""
+
+    vocabulary: Vocabulary
+    held: list[int] = field(default_factory=list)
+    """Pieces of the word that is not complete yet."""
+
+    def push(self, piece: int) -> list[str]:
+        """Take one more piece, and give the word that it completes, if it does."""
+        if piece in (BOS, PAD, EOS, UNK):
+            return []
+        complete = self.finish() if self.vocabulary.begins_word(piece) else []
+        self.held.append(piece)
+        return complete
+
+    def finish(self) -> list[str]:
+        """The last word, if there is one, since no piece follows."""
+        word = "".join(self.vocabulary.pieces[piece] for piece in self.held).replace(SPACE, "")
+        self.held = []
+        return [word] if word else []
+
+
+def train_vocabulary(
+    texts: Iterable[str], size: int = 6000, kind: Literal["bpe", "unigram"] = "bpe"
+) -> Vocabulary:
+    """Find the pieces that spell some text best; give it both languages for a joint vocabulary.
+
+    Args:
+        texts: sentences.
+        size: number of pieces, the special ones among them. A text too small for so many gets
+            as many as can be found in it.
+        kind: of SentencePiece.
+    """
+    try:
+        import sentencepiece
+    except ImportError as error:
+        raise ConfigError(
+            "a vocabulary needs sentencepiece: pip install 'leapformer[simul]'"
+        ) from error
+    texts = [text for text in texts if text.strip()]
+    if not texts:
+        raise FileError("there is no text to make a vocabulary of")
+    smallest = len(set(" ".join(texts))) + len(SPECIAL)
+    if size < smallest:
+        raise ConfigError(
+            f"vocabulary={size} is too small: the text alone has {smallest - len(SPECIAL)} "
+            f"different characters; give {smallest} or more"
+        )
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(texts),
+            model_writer=model,
+            vocab_size=size,
+            hard_vocab_limit=False,
+            model_type=kind,
+            character_coverage=1.0,
+            bos_id=BOS,
+            pad_id=PAD,
+            eos_id=EOS,
+            unk_id=UNK,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise ConfigError(
+            f"no vocabulary of {size} pieces can be made of this text ({first_line(error)})"
+        ) from error
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / SENTENCEPIECE
+        path.write_bytes(model.getvalue())
+        return read_vocabulary(path)
+
+
+def read_vocabulary(path: Path) -> Vocabulary:
+    """The vocabulary in a SentencePiece file, which must have the special pieces as ours has."""
+    found = read_sentencepiece(path, extra="simul")
+    spec = found.spec
+    ids = (spec.bos_id, spec.pad_id, spec.eos_id, spec.unk_id)
+    if ids != (BOS, PAD, EOS, UNK):
+        raise FileError(
+            f"{path} has bos, pad, eos and unk at {', '.join(map(str, ids))}; train one with them "
+            f"at {BOS}, {PAD}, {EOS} and {UNK}"
+        )
+    backend = found.tokenizer()
+    names = dict(zip(("bos", "pad", "eos", "unk"), map(found.piece, ids), strict=True))
+    backend.post_processor = TemplateProcessing(
+        single=f"$A {names['eos']}", special_tokens=[(names["eos"], EOS)]
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        clean_up_tokenization_spaces=False,
+        **{f"{kind}_token": name for kind, name in names.items()},
+    )
+    return Vocabulary(tokenizer, path.read_bytes())
+
+
+def load_vocabulary(folder: Path) -> Vocabulary:
+    """The vocabulary that was saved to a folder."""
+    path = folder / SENTENCEPIECE
+    try:
+        found = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        model = path.read_bytes()
+    except Exception as error:
+        raise FileError(f"no vocabulary in {folder} ({first_line(error)})") from error
+    if not isinstance(found, PreTrainedTokenizerFast) or found.eos_token_id != EOS:
+        raise FileError(f"the tokenizer in {folder} is not one that leap simul prepare makes")
+    return Vocabulary(found, model)
