@@ -4,7 +4,7 @@ Where to look:
 
     leap.ops      the mechanisms, functions of tensors `[batch, heads, tokens, width]`
     leap.layers   the same with their parameters, as torch modules
-    leap.models   language models, for Hugging Face: registered with its Auto classes by this import
+    leap.models   language models and classifiers, registered with Hugging Face's Auto classes
     leap.bench    speed and memory, measured; `leap bench` on the command line
 """
 
@@ -15,6 +15,7 @@ from leap.models import (
     LeapForCausalLM,
     LeapformerConfig,
     LeapformerForCausalLM,
+    LeapformerForSequenceClassification,
     LeapformerModel,
     LeapModel,
     with_proportions,
@@ -26,6 +27,7 @@ __all__ = [
     "LeapModel",
     "LeapformerConfig",
     "LeapformerForCausalLM",
+    "LeapformerForSequenceClassification",
     "LeapformerModel",
     "with_proportions",
 ]

@@ -39,8 +39,13 @@ CAUSAL = {
     **{name: (LeapformerAttention, options) for name, options in LEAPFORMERS.items()},
     "gate-head": (LeapformerAttention, {"gate": "head"}),
     "gate-channel": (LeapformerAttention, {"gate": "channel", "feature": "cubic"}),
+    "alibi": (LeapformerAttention, {"alibi": True}),
+    "alibi-gate": (LeapformerAttention, {"alibi": True, "gate": "channel", "rotary": True}),
     "softmax": (SoftmaxAttention, {}),
     "softmax-rotary": (SoftmaxAttention, {"rotary": True}),
+    "softmax-alibi": (SoftmaxAttention, {"alibi": True}),
+    "leap-alibi": (LeapAttention, {"alibi": True, "window": 4}),
+    "fastformer-alibi": (LeapAttention, {"alibi": True, "formulation": "fastformer"}),
     **{
         f"{name}-{window or 'global'}": (LeapAttention, {"formulation": name, "window": window})
         for name in FORMULATIONS

@@ -35,7 +35,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from leap.errors import ConfigError, InputError
-from leap.layers.attention import Attention, one_hot_values, one_of
+from leap.layers.attention import (
+    Attention,
+    distance_slopes,
+    one_hot_values,
+    one_of,
+    token_positions,
+)
 from leap.ops.additive import FocusState, WindowState, additive_attention
 from leap.ops.state import Recurrent, State, accumulator, state
 
@@ -91,6 +97,7 @@ class LeapAttention(Attention):
         window: how many tokens are seen, the token itself included; None for all.
         formulation: "additive", "leap-0.1", "leap-1.0", "leap-elu" or "fastformer".
         rescale: c, by default the formulation's; None for no norms, and tau = 1 / sqrt(w).
+        alibi: lower the focus of tokens with their distance, in each head at a rate of its own.
         output_projection: mix the heads at the end, which the original does not.
         bias: of the projections.
         dropout: share of the attended values to drop.
@@ -104,6 +111,7 @@ class LeapAttention(Attention):
         window: int | None = None,
         formulation: str = "leap-1.0",
         rescale: float | Literal["default"] | None = "default",
+        alibi: bool = False,
         output_projection: bool = False,
         bias: bool = False,
         dropout: float = 0.0,
@@ -115,6 +123,7 @@ class LeapAttention(Attention):
                 "or None for all"
             )
         self.window = window
+        self.alibi = alibi
         self.formulation = FORMULATIONS[one_of("formulation", formulation, list(FORMULATIONS))]
         self.rescale = self.formulation.rescale if rescale == "default" else rescale
         if self.rescale is not None:
@@ -149,8 +158,8 @@ class LeapAttention(Attention):
         positions: Int[Tensor, "b t"] | None = None,
         cu_seqlens: Int[Tensor, " n"] | None = None,
     ) -> tuple[Float[Tensor, "b t d"], Recurrent]:
-        """Attend, as `Attention.forward` says. A window is all that is known of positions."""
-        y, after, _ = self._attend(x, state, key_mask, cu_seqlens)
+        """Attend, as `Attention.forward` says. Positions matter with alibi alone."""
+        y, after, _ = self._attend(x, state, key_mask, cu_seqlens, positions)
         y = F.dropout(self.join(y).to(x.dtype), self.dropout, self.training)
         return y if self.o_proj is None else self.o_proj(y), after
 
@@ -160,10 +169,11 @@ class LeapAttention(Attention):
         state: State | None = None,
         *,
         key_mask: Bool[Tensor, "b t"] | None = None,
+        positions: Int[Tensor, "b t"] | None = None,
         cu_seqlens: Int[Tensor, " n"] | None = None,
     ) -> Focus:
         """What `forward` looks at, given the same."""
-        return self._attend(x, state, key_mask, cu_seqlens)[2]
+        return self._attend(x, state, key_mask, cu_seqlens, positions)[2]
 
     def weights(
         self,
@@ -177,19 +187,42 @@ class LeapAttention(Attention):
         They are the softmax of the focus over what a token sees, before the gate. In the
         formulation "fastformer" they weigh keys that have met the mean query.
         """
-        logits = self.focus(x, key_mask=key_mask).logits
+        logits = self.focus(x, key_mask=key_mask, positions=positions).logits
         v = one_hot_values(x, self.n_head)
-        return additive_attention(logits, v, window=self.window, key_mask=key_mask)[0]
+        return self._mean(x, None, key_mask, None, positions)(logits, v)[0]
 
     def _attend(
-        self, x: Tensor, state: State | None, key_mask: Tensor | None, cu_seqlens: Tensor | None
+        self,
+        x: Tensor,
+        state: State | None,
+        key_mask: Tensor | None,
+        cu_seqlens: Tensor | None,
+        positions: Tensor | None,
     ) -> "Attended":
         self.check_tokens(x, key_mask)
         past = self.check_state(state, self.formulation.state_kind(self.window), x, cu_seqlens)
+        mean = self._mean(x, past, key_mask, cu_seqlens, positions)
+        return self.formulation.attend(self, x, past, mean)
+
+    def _mean(
+        self,
+        x: Tensor,
+        past: Recurrent | None,
+        key_mask: Tensor | None,
+        cu_seqlens: Tensor | None,
+        positions: Tensor | None,
+    ) -> "Mean":
+        """The kernel over these tokens, of a focus, what to average, and a state."""
         mean = partial(
             additive_attention, window=self.window, key_mask=key_mask, cu_seqlens=cu_seqlens
         )
-        return self.formulation.attend(self, x, past, mean)
+        if not self.alibi:
+            return mean
+        if positions is None:
+            positions = token_positions(x, past, key_mask, cu_seqlens)
+        # To lower what is behind is to raise what comes: the same differences, one focus a token.
+        lift = distance_slopes(self.n_head, x)[:, None] * positions[:, None]
+        return lambda focus, v, state=None: mean(focus + lift, v, state)
 
     def heads(self, x: Float[Tensor, "b t d"], name: str) -> Float[Tensor, "b h t w"]:
         """One of the projections of x."""

@@ -89,7 +89,8 @@ class Attention(nn.Module):
         """How much of each token's values every token takes, in a call of `forward` with the same.
 
         Row i holds the weights w_ij of o_i = sum_j w_ij v_j, in O(t^2): for looking at a text, not
-        for reading it. They sum to 1, but where scores may be negative, and so may weights.
+        for reading it. They sum to 1; to less where a query matches hardly any key and the floor
+        of the normaliser holds. Where scores may be negative, so may weights, and their sum.
         """
         raise ConfigError(f"{type(self).__name__} cannot tell how much of each token it takes")
 
@@ -327,6 +328,18 @@ class DotProductAttention(Attention):
                 )
             positions = token_positions(x)
         return positions, None if source is None else token_positions(source, past, key_mask)
+
+
+def check_alibi(alibi: bool, form: Form) -> None:
+    """Distances count back from a token, and only the causal form looks back alone."""
+    if alibi and form != "causal":
+        raise ConfigError(f"alibi is for form='causal', not form={form!r}; use other positions")
+
+
+def distance_slopes(n_head: int, like: Tensor) -> Float[Tensor, " h"]:
+    """How fast each head forgets: ALiBi's slopes, 2^(-8 / h), 2^(-16 / h), ... 2^-8."""
+    head = torch.arange(1, n_head + 1, dtype=torch.float32, device=like.device)
+    return torch.exp2(-8 * head / n_head)
 
 
 def attend_packed(

@@ -28,7 +28,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from leap.errors import ConfigError, InputError
-from leap.layers.attention import DotProductAttention, Form, one_hot_values, one_of
+from leap.layers.attention import (
+    DotProductAttention,
+    Form,
+    check_alibi,
+    distance_slopes,
+    one_hot_values,
+    one_of,
+)
 from leap.layers.proportion import FixedProportion, LearnedProportion
 from leap.ops.features import FeatureMap, feature_map, proportional, rotary
 from leap.ops.linear import (
@@ -63,6 +70,8 @@ class LeapformerAttention(DotProductAttention):
             for the length of each row.
         rotary: turn features by their position. The denominator is that of unturned ones, which
             stays positive (RoFormer, equation 19).
+        alibi: in the causal form, fade scores with distance, each head at a rate of its own: what
+            ALiBi's biases are to a softmax.
         normaliser: "denominator", or "norm": a root-mean-square norm of each head.
         gate: "head" or "channel", for the causal form: multiply the past by a learned factor, of
             each head or of each feature, before a token is added (gated linear attention).
@@ -91,6 +100,7 @@ class LeapformerAttention(DotProductAttention):
         proportion_input: Literal["features", "projections"] = "features",
         length: int | None = None,
         rotary: bool = False,
+        alibi: bool = False,
         normaliser: Normaliser = "denominator",
         gate: Gate | None = None,
         scale_query: bool = False,
@@ -145,6 +155,8 @@ class LeapformerAttention(DotProductAttention):
         # further heads are: magnitudes of the features, and values of 1.
         self.has_own_denominator = self.norm is None and (rotary or self.feature.signed)
         self.normalise = self.norm is None and not self.has_own_denominator
+        check_alibi(alibi, form)
+        self.alibi = alibi
         self.gate: ForgetGate | None = None
         if gate is not None:
             one_of("gate", gate, get_args(Gate))
@@ -308,11 +320,23 @@ class LeapformerAttention(DotProductAttention):
             state=past,
             key_mask=key_mask,
             cu_seqlens=cu_seqlens,
-            log_gate=None if self.gate is None else self._for_all_heads(self.gate(x)),
+            log_gate=self._log_gate(x),
             normalise=self.normalise,
             eps=self.eps,
         )
         return self._divided(o), after
+
+    def _log_gate(self, x: Tensor) -> Tensor | None:
+        """By how much the past fades at each token of x."""
+        if self.gate is None and not self.alibi:
+            return None
+        fade = x.new_zeros(x.shape[0], self.n_head, x.shape[1], dtype=accumulator(x))
+        if self.alibi:
+            fade = fade - distance_slopes(self.n_head, x).to(fade)[:, None]
+        if self.gate is not None:
+            gate = self.gate(x)
+            fade = gate + (fade if gate.ndim == 3 else fade.unsqueeze(-1))
+        return self._for_all_heads(fade)
 
     def _values(self, v: Tensor) -> Tensor:
         """Values as the op takes them."""

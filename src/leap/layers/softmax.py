@@ -8,7 +8,13 @@ Axes: b batch, h heads, t tokens, s source tokens, d hidden size, v width of a h
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from leap.layers.attention import DotProductAttention, Form, one_hot_values
+from leap.layers.attention import (
+    DotProductAttention,
+    Form,
+    check_alibi,
+    distance_slopes,
+    one_hot_values,
+)
 from leap.ops.features import rotary
 from leap.ops.softmax import SoftmaxState, causal_softmax_attention, softmax_attention
 
@@ -20,6 +26,7 @@ class SoftmaxAttention(DotProductAttention):
         hidden_size, n_head: width of all heads together, and their number.
         form: "causal", "bidirectional" or "cross", see `DotProductAttention`.
         rotary: turn queries and keys by their positions.
+        alibi: in the causal form, take off scores in proportion to distance.
         value_width: width of a head's values, by default that of its queries.
         bias: of the projections.
         dropout: share of the scores to drop.
@@ -34,6 +41,7 @@ class SoftmaxAttention(DotProductAttention):
         *,
         form: Form = "causal",
         rotary: bool = False,
+        alibi: bool = False,
         value_width: int | None = None,
         bias: bool = True,
         dropout: float = 0.0,
@@ -47,6 +55,8 @@ class SoftmaxAttention(DotProductAttention):
             bias=bias,
             dropout=dropout,
         )
+        self.alibi = alibi
+        check_alibi(alibi, form)
 
     def attend_causally(
         self,
@@ -62,7 +72,14 @@ class SoftmaxAttention(DotProductAttention):
         k = self._placed(self.k_proj(x), positions)
         v = self.split(self.v_proj(x))
         return causal_softmax_attention(
-            q, k, v, past, key_mask=key_mask, cu_seqlens=cu_seqlens, dropout=self._dropout
+            q,
+            k,
+            v,
+            past,
+            key_mask=key_mask,
+            cu_seqlens=cu_seqlens,
+            slopes=self._slopes(x),
+            dropout=self._dropout,
         )
 
     def attend_to(
@@ -101,8 +118,11 @@ class SoftmaxAttention(DotProductAttention):
         q = self._placed(self.q_proj(x), positions).to(v.dtype)
         k = self._placed(self.k_proj(source), source_positions).to(v.dtype)
         if self.form == "causal":
-            return causal_softmax_attention(q, k, v, key_mask=key_mask)[0]
+            return causal_softmax_attention(q, k, v, key_mask=key_mask, slopes=self._slopes(x))[0]
         return softmax_attention(q, k, v, key_mask=key_mask)
+
+    def _slopes(self, x: Tensor) -> Tensor | None:
+        return distance_slopes(self.n_head, x) if self.alibi else None
 
     @property
     def _dropout(self) -> float:

@@ -1,6 +1,11 @@
 """Hugging Face models: registered with the Auto classes when this package is imported."""
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+)
 
 from leap.models.cache import StateCache
 from leap.models.causal_lm import (
@@ -9,6 +14,7 @@ from leap.models.causal_lm import (
     LeapformerModel,
     LeapModel,
 )
+from leap.models.classification import LeapformerEncoder, LeapformerForSequenceClassification
 from leap.models.config import LeapConfig, LeapformerConfig
 from leap.models.interface import with_proportions
 from leap.models.mechanisms import ATTENTIONS, usable_as
@@ -21,7 +27,9 @@ __all__ = [
     "LeapForCausalLM",
     "LeapModel",
     "LeapformerConfig",
+    "LeapformerEncoder",
     "LeapformerForCausalLM",
+    "LeapformerForSequenceClassification",
     "LeapformerModel",
     "StateCache",
     "preset",
@@ -39,3 +47,8 @@ for config, model, causal_lm in (
     config.register_for_auto_class()
     model.register_for_auto_class("AutoModel")
     causal_lm.register_for_auto_class("AutoModelForCausalLM")
+
+AutoModelForSequenceClassification.register(
+    LeapformerConfig, LeapformerForSequenceClassification, exist_ok=True
+)
+LeapformerForSequenceClassification.register_for_auto_class("AutoModelForSequenceClassification")

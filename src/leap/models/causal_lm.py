@@ -1,112 +1,35 @@
 """One decoder for every attention, as Hugging Face models.
 
-    x = dropout(E[token] + P[position])          P only with learned positions
-    x = block(x)  for each layer                 norm, attention, norm, feed-forward
-    logits = norm(x) E^T                         the embedding again, unless untied
+    x = body(tokens)                             see `leap.models.body`
+    logits = x E^T                               the embedding again, unless untied
 
-The attention is the config's affair (`LeapformerConfig.build_attention`). Nothing here asks which
-one it is: each takes a state and returns the next one, and the cache holds them.
+Nothing here asks which attention it is: each takes a state and returns the next one, and the
+cache holds them.
 """
 
-import math
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel
-from transformers import initialization as init
-from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from leap.errors import FileError, InputError
-from leap.layers import Block, LeapAttention, LearnedProportion
-from leap.layers.attention import token_positions
-from leap.layers.proportion import HeadLinear
 from leap.models.adaptive import AdaptiveEmbedding
-from leap.models.cache import StateCache, StateLayer
+from leap.models.body import LeapformerBody, LeapformerPreTrainedModel
+from leap.models.cache import StateCache
 from leap.models.config import LeapConfig, LeapformerConfig
 from leap.models.loss import IGNORED, linear_cross_entropy
-from leap.ops.state import State
 
 
-class DecoderLayer(GradientCheckpointingLayer):
-    """One block of a decoder, which keeps its past in a cache."""
-
-    def __init__(self, config: LeapformerConfig, layer: int) -> None:
-        super().__init__()
-        self.block = Block(
-            config.build_attention(layer),
-            feed_forward_size=config.intermediate_size,
-            dropout=config.hidden_dropout_prob,
-            norm_eps=config.layer_norm_eps,
-        )
-
-    def forward(self, x: Tensor, *, past: StateLayer | None, **inputs: Any) -> Tensor:
-        """Pass tokens through, on top of the past if there is one, and add them to it."""
-        x, state = self.block(x, None if past is None else self._state(x, past), **inputs)
-        if past is not None:
-            past.put(state, x.shape[1])
-        return x
-
-    def _state(self, x: Tensor, past: StateLayer) -> State | None:
-        if past.state is None and past.record_past:
-            # A recording must begin before the first token, and no tokens are the way there.
-            _, past.state = self.block(x[:, :0])
-            past.activate_past_recording()
-        return past.state
-
-
-class LeapformerPreTrainedModel(PreTrainedModel):
-    """What the models have in common: how they begin, and what Hugging Face should know."""
-
-    config: LeapformerConfig
-    base_model_prefix = "model"
-    supports_gradient_checkpointing = True
-    _no_split_modules = ["DecoderLayer"]  # noqa: RUF012
-    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
-    _can_compile_fullgraph = True
-    _can_record_outputs = {"hidden_states": DecoderLayer}  # noqa: RUF012
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        if isinstance(module, LearnedProportion):
-            # Small normal weights would put every token at 1/2 and leave nothing to re-weight by.
-            for inner in module.modules():
-                if isinstance(inner, nn.Linear | HeadLinear):
-                    bound = inner.weight.shape[1] ** -0.5
-                    init.uniform_(inner.weight, -bound, bound)
-                    init.uniform_(inner.bias, -bound, bound)
-        elif isinstance(module, LeapAttention):
-            for name in module.formulation.vectors:
-                init.normal_(module.get_parameter(name), std=self.config.initializer_range)
-
-
-class LeapformerModel(LeapformerPreTrainedModel):
+class LeapformerModel(LeapformerBody):
     """The decoder without a head."""
 
-    def __init__(self, config: LeapformerConfig) -> None:
-        super().__init__(config)
-        self.embed_tokens = (
-            nn.Embedding(config.vocab_size, config.hidden_size)
-            if config.adaptive_cutoffs is None
-            else AdaptiveEmbedding(
-                config.vocab_size,
-                config.hidden_size,
-                config.adaptive_cutoffs,
-                config.adaptive_factor,
-            )
-        )
-        self.embed_positions = _position_embedding(config)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.n_layer))
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.gradient_checkpointing = False
-        self.post_init()
+    form = "causal"
 
     @merge_with_config_defaults
     @capture_outputs
@@ -132,9 +55,6 @@ class LeapformerModel(LeapformerPreTrainedModel):
             use_cache: return a cache to go on from.
             cu_seq_lens_q: where sequences packed into one row begin, and the last one ends.
         """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise InputError("give either input_ids or inputs_embeds")
-        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if past_key_values is not None and not isinstance(past_key_values, StateCache):
             raise InputError(
                 f"past_key_values is a {type(past_key_values).__name__}; this model goes on from a "
@@ -142,40 +62,18 @@ class LeapformerModel(LeapformerPreTrainedModel):
             )
         if use_cache and past_key_values is None:
             past_key_values = StateCache(self.config.n_layer)
-
-        key_mask = _key_mask(attention_mask, x)
-        if position_ids is None:
-            past = None if past_key_values is None else past_key_values.layers[0].state
-            position_ids = token_positions(x, past, key_mask, cu_seq_lens_q)
-        position_ids = position_ids.expand(x.shape[:2])
-        if self.embed_positions is not None:
-            self._check_positions(position_ids)
-            x = x + self.embed_positions(position_ids).to(x.dtype)
-
-        x = self.dropout(x)
-        for i, layer in enumerate(self.layers):
-            x = layer(
-                x,
-                past=None if past_key_values is None else past_key_values.layers[i],
-                key_mask=key_mask,
-                positions=position_ids,
-                cu_seqlens=cu_seq_lens_q,
-            )
-        return BaseModelOutputWithPast(
-            last_hidden_state=self.norm(x), past_key_values=past_key_values if use_cache else None
+        x = self.hidden_states(
+            input_ids,
+            inputs_embeds,
+            attention_mask,
+            position_ids,
+            past=past_key_values,
+            cu_seqlens=cu_seq_lens_q,
         )
-
-    def _check_positions(self, position_ids: Tensor) -> None:
-        if self.config.position_embedding != "learned":
-            return
-        if torch.compiler.is_compiling() or position_ids.device.type != "cpu":
-            return  # Looking at values would break the graph, or wait for the device.
-        if position_ids.numel() and int(position_ids.max()) >= self.config.n_positions:
-            raise InputError(
-                f"position {int(position_ids.max())} is beyond the n_positions="
-                f"{self.config.n_positions} that this model has learned; use a shorter text, or "
-                "position_embedding='rotary' or 'none', which know no limit"
-            )
+        return BaseModelOutputWithPast(
+            last_hidden_state=x,  # type: ignore[arg-type]  # Any float tensor is meant.
+            past_key_values=past_key_values if use_cache else None,
+        )
 
 
 class LeapformerForCausalLM(LeapformerPreTrainedModel, GenerationMixin):
@@ -321,41 +219,3 @@ class LeapForCausalLM(LeapformerForCausalLM):
     """LEAP with a head that predicts the next token."""
 
     config: LeapConfig
-
-
-class SinusoidalPositions(nn.Module):
-    """Sines and cosines of the position, at wavelengths from 2 pi to 10,000 times that."""
-
-    def __init__(self, hidden_size: int) -> None:
-        super().__init__()
-        self.hidden_size = hidden_size
-
-    def forward(self, positions: Tensor) -> Tensor:
-        """Embed positions `[b, t]`."""
-        half = (self.hidden_size + 1) // 2
-        wave = torch.arange(half, device=positions.device, dtype=torch.float32)
-        angle = positions.unsqueeze(-1) * torch.exp(-math.log(1e4) * wave / max(half - 1, 1))
-        return torch.cat([angle.sin(), angle.cos()], dim=-1)[..., : self.hidden_size]
-
-
-def _position_embedding(config: LeapformerConfig) -> nn.Module | None:
-    if config.position_embedding == "learned":
-        return nn.Embedding(config.n_positions, config.hidden_size)
-    if config.position_embedding == "sinusoidal":
-        return SinusoidalPositions(config.hidden_size)
-    return None
-
-
-def _key_mask(attention_mask: Tensor | None, x: Tensor) -> Tensor | None:
-    """True at the real ones of these tokens; None where all are, or where only one comes."""
-    t = x.shape[1]
-    if attention_mask is None or t == 1:
-        return None
-    if attention_mask.ndim != 2:
-        raise InputError(
-            f"attention_mask is {list(attention_mask.shape)}; expected [batch, tokens] of 0 and 1"
-        )
-    mask = attention_mask[:, -t:].bool() if t else attention_mask[:, :0].bool()
-    if not torch.compiler.is_compiling() and mask.device.type == "cpu" and bool(mask.all()):
-        return None
-    return mask

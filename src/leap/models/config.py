@@ -4,6 +4,7 @@
 the names and defaults of the original LEAP. What attentions there are is in `mechanisms`.
 """
 
+from collections.abc import Iterable
 from dataclasses import field
 from typing import Any, Literal, get_args
 
@@ -18,6 +19,7 @@ from leap.models.mechanisms import ATTENTIONS, build_attention
 from leap.ops.features import FEATURES
 
 PositionEmbedding = Literal["learned", "sinusoidal", "rotary", "none"]
+Pooling = Literal["mean", "cls", "last"]
 
 
 @strict
@@ -50,6 +52,7 @@ class LeapformerConfig(PreTrainedConfig):
         adaptive_cutoffs: sizes at which the vocabulary is cut into clusters of rarer and rarer
             tokens with narrower and narrower embeddings (adaptive input and softmax).
         adaptive_factor: by how much each cluster is narrower than the one before.
+        pooling, classifier_size, two_inputs: see `LeapformerForSequenceClassification`.
     """
 
     model_type = "leapformer"
@@ -92,6 +95,9 @@ class LeapformerConfig(PreTrainedConfig):
     loss_without_logits: bool = True
     adaptive_cutoffs: list[int] | None = None
     adaptive_factor: int = 4
+    pooling: str = "mean"
+    classifier_size: int | None = None
+    two_inputs: bool = False
     use_cache: bool = True
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
@@ -125,12 +131,15 @@ class LeapformerConfig(PreTrainedConfig):
         for name in ("vocab_size", "hidden_size", "n_positions", "n_layer", "n_heads"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be 1 or more")
-        if self.position_embedding not in get_args(PositionEmbedding):
-            raise ConfigError(
-                f"position_embedding={self.position_embedding!r} is not known; "
-                f"there are {', '.join(get_args(PositionEmbedding))}"
-            )
-        for name, known in (("feature", FEATURES), ("formulation", FORMULATIONS)):
+        if self.classifier_size is not None and self.classifier_size < 1:
+            raise ConfigError(f"classifier_size={self.classifier_size} must be 1 or more")
+        choices: tuple[tuple[str, Iterable[str]], ...] = (
+            ("position_embedding", get_args(PositionEmbedding)),
+            ("pooling", get_args(Pooling)),
+            ("feature", FEATURES),
+            ("formulation", FORMULATIONS),
+        )
+        for name, known in choices:
             if getattr(self, name) not in known:
                 raise ConfigError(
                     f"{name}={getattr(self, name)!r} is not known; there are {', '.join(known)}"

@@ -62,7 +62,7 @@ def _leapformer(
         "proportion_step_down": config.proportion_step_down,
         "proportion_per_head": config.proportion_per_head,
         "proportion_bins": config.proportion_bins,
-        "rotary": config.position_embedding == "rotary",
+        **_positions(config),
         "normaliser": config.normaliser,
         "gate": config.gate,
         "bias": config.attention_bias,
@@ -95,6 +95,7 @@ def _linear(**fixed: Any) -> Callable[..., Attention]:
 def _leap(config: "LeapformerConfig", layer: int, form: Form, **options: Any) -> LeapAttention:
     given: dict[str, Any] = {
         "window": config.windows[layer],
+        "alibi": config.position_embedding == "alibi",
         "formulation": config.formulation,
         "rescale": config.rescale,
         "bias": config.attention_bias,
@@ -105,7 +106,7 @@ def _leap(config: "LeapformerConfig", layer: int, form: Form, **options: Any) ->
 def _softmax(
     config: "LeapformerConfig", _layer: int, form: Form, **options: Any
 ) -> SoftmaxAttention:
-    given = {"rotary": config.position_embedding == "rotary"} | _common(config)
+    given = _positions(config) | _common(config)
     return SoftmaxAttention(config.hidden_size, config.n_heads, form=form, **given | options)
 
 
@@ -116,6 +117,10 @@ def _encoder(kind: Callable[..., Attention]) -> Mechanism:
         return kind(config.hidden_size, config.n_heads, **_common(config) | options)
 
     return Mechanism(build, forms=ENCODER, rotary=False)
+
+
+def _positions(config: "LeapformerConfig") -> dict[str, Any]:
+    return {name: config.position_embedding == name for name in ("rotary", "alibi")}
 
 
 def _common(config: "LeapformerConfig") -> dict[str, Any]:

@@ -56,6 +56,7 @@ def causal_softmax_attention(
     *,
     key_mask: Bool[Tensor, "b t"] | None = None,
     cu_seqlens: Int[Tensor, " n"] | None = None,
+    slopes: Float[Tensor, " h"] | None = None,
     dropout: float = 0.0,
 ) -> tuple[Float[Tensor, "b h t v"], "SoftmaxState"]:
     """Attend to the past: the keys in `state`, and those up to each query's own.
@@ -66,6 +67,7 @@ def causal_softmax_attention(
         key_mask: true at real tokens; pads may stand anywhere.
         cu_seqlens: where packed sequences begin, and the last one ends. The batch is then 1, and
             the state has a row for each sequence.
+        slopes: what each head takes off a score for every token of distance (ALiBi).
         dropout: share of the scores to drop.
 
     Returns:
@@ -74,19 +76,19 @@ def causal_softmax_attention(
     _check(q, k, v, key_mask)
     check_same("b h t f", q=q, k=k)
     if cu_seqlens is not None:
-        attend = partial(causal_softmax_attention, dropout=dropout)
+        attend = partial(causal_softmax_attention, slopes=slopes, dropout=dropout)
         return run_packed(attend, cu_seqlens, {"q": q, "k": k, "v": v}, state, key_mask)
     n_past = 0 if state is None else state.k.shape[2]
     after = SoftmaxState.empty(k, v) if state is None else state
     after = after.advance(k=k, v=v, key_mask=key_mask)
-    if n_past == 0 and after.mask is None:
+    if n_past == 0 and after.mask is None and slopes is None:
         # Told rather than shown that the mask is causal, the fast kernels skip half of the work.
         o = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
         return o, after
     visible = None
     if q.shape[2] > 1:
         visible = torch.arange(n_past + 1, n_past + q.shape[2] + 1, device=q.device)
-    return _attend(q, after.k, after.v, after.mask, visible, dropout), after
+    return _attend(q, after.k, after.v, after.mask, visible, dropout, slopes), after
 
 
 @state
@@ -188,13 +190,24 @@ def _attend(
     key_mask: Tensor | None,
     visible: Tensor | None,
     dropout: float,
+    slopes: Tensor | None = None,
 ) -> Tensor:
     sees = None if key_mask is None else key_mask[:, None, None, :]
     if visible is not None:
         rows = visible if visible.ndim == 2 else visible.unsqueeze(0)
         stairs = torch.arange(k.shape[2], device=k.device) < rows[:, None, :, None]
         sees = stairs if sees is None else sees & stairs
+    if slopes is not None:
+        bias = _distance_bias(q, k, key_mask, slopes)
+        sees = bias if sees is None else bias.masked_fill(~sees, -torch.inf)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=sees, dropout_p=dropout)
+
+
+def _distance_bias(q: Tensor, k: Tensor, key_mask: Tensor | None, slopes: Tensor) -> Tensor:
+    """What each key's score loses at each query, the queries being the last of the keys."""
+    at = _or_ones(key_mask, k).cumsum(dim=1)
+    gap = at[:, None, k.shape[2] - q.shape[2] :, None] - at[:, None, None, :]
+    return (-slopes.to(q)[:, None, None]) * gap
 
 
 def _or_ones(mask: Tensor | None, k: Tensor) -> Tensor:

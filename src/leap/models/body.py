@@ -1,0 +1,210 @@
+"""The body of every model: tokens in, hidden states out, whatever the attention and its form.
+
+    x = dropout(E[token] + P[position])          P only with learned or sinusoidal positions
+    x = block(x)  for each layer                 norm, attention, norm, feed-forward
+    x = norm(x)
+
+The attention is the config's affair (`LeapformerConfig.build_attention`), and its form the
+model's: "causal" makes a decoder of the body, "bidirectional" an encoder.
+"""
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from leap.errors import InputError
+from leap.layers import Block, LeapAttention, LearnedProportion
+from leap.layers.attention import Form, token_positions
+from leap.layers.proportion import HeadLinear
+from leap.models.adaptive import AdaptiveEmbedding
+from leap.models.cache import StateCache, StateLayer
+from leap.models.config import LeapformerConfig
+from leap.ops.state import State
+
+
+class Layer(GradientCheckpointingLayer):
+    """One block of a model, which may keep its past in a cache."""
+
+    def __init__(self, config: LeapformerConfig, layer: int, form: Form) -> None:
+        super().__init__()
+        self.block = Block(
+            config.build_attention(layer, form),
+            feed_forward_size=config.intermediate_size,
+            dropout=config.hidden_dropout_prob,
+            norm_eps=config.layer_norm_eps,
+        )
+
+    def forward(self, x: Tensor, *, past: StateLayer | None, **inputs: Any) -> Tensor:
+        """Pass tokens through, on top of the past if there is one, and add them to it."""
+        x, state = self.block(x, None if past is None else self._state(x, past), **inputs)
+        if past is not None:
+            past.put(state, x.shape[1])
+        return x
+
+    def _state(self, x: Tensor, past: StateLayer) -> State | None:
+        if past.state is None and past.record_past:
+            # A recording must begin before the first token, and no tokens are the way there.
+            _, past.state = self.block(x[:, :0])
+            past.activate_past_recording()
+        return past.state
+
+
+class LeapformerPreTrainedModel(PreTrainedModel):
+    """What the models have in common: how they begin, and what Hugging Face should know."""
+
+    config: LeapformerConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["Layer"]  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _can_compile_fullgraph = True
+    _can_record_outputs = {"hidden_states": Layer}  # noqa: RUF012
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, LearnedProportion):
+            # Small normal weights would put every token at 1/2 and leave nothing to re-weight by.
+            for inner in module.modules():
+                if isinstance(inner, nn.Linear | HeadLinear):
+                    bound = inner.weight.shape[1] ** -0.5
+                    init.uniform_(inner.weight, -bound, bound)
+                    init.uniform_(inner.bias, -bound, bound)
+        elif isinstance(module, LeapAttention):
+            for name in module.formulation.vectors:
+                init.normal_(module.get_parameter(name), std=self.config.initializer_range)
+
+
+class LeapformerBody(LeapformerPreTrainedModel):
+    """Embeddings, layers and the last norm, which decoders and encoders have in common."""
+
+    form: ClassVar[Form]
+    """How each layer attends."""
+
+    def __init__(self, config: LeapformerConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = (
+            nn.Embedding(config.vocab_size, config.hidden_size)
+            if config.adaptive_cutoffs is None
+            else AdaptiveEmbedding(
+                config.vocab_size,
+                config.hidden_size,
+                config.adaptive_cutoffs,
+                config.adaptive_factor,
+            )
+        )
+        self.embed_positions = _position_embedding(config)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.layers = nn.ModuleList(Layer(config, i, self.form) for i in range(config.n_layer))
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def hidden_states(
+        self,
+        input_ids: Tensor | None,
+        inputs_embeds: Tensor | None,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        *,
+        prefix: Tensor | None = None,
+        past: StateCache | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
+        """What comes out at each token, `[b, t, hidden_size]`.
+
+        Args:
+            input_ids, inputs_embeds: tokens `[b, t]`, or their embeddings; one of them.
+            attention_mask: 1 at real tokens and 0 at pads, of these tokens, or of all so far.
+            position_ids: where the tokens stand; by default real tokens are counted.
+            prefix: embeddings `[p, hidden_size]` of tokens that every row begins with. They have
+                no position embedding, and take none from the others.
+            past: to go on from, and to add to.
+            cu_seqlens: where sequences packed into one row begin, and the last one ends.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise InputError("give either input_ids or inputs_embeds")
+        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        # Of a decoder that takes one token at a time, that token is real.
+        lone = self.form == "causal" and x.shape[1] == 1
+        key_mask = None if lone else _key_mask(attention_mask, x)
+        if position_ids is None:
+            state = None if past is None else past.layers[0].state
+            position_ids = token_positions(x, state, key_mask, cu_seqlens)
+        positions = position_ids.expand(x.shape[:2])
+        if self.embed_positions is not None:
+            self._check_positions(positions)
+            x = x + self.embed_positions(positions).to(x.dtype)
+        if prefix is not None:
+            n = len(prefix)
+            x = torch.cat([prefix.to(x.dtype).expand(len(x), -1, -1), x], dim=1)
+            before = torch.arange(n, device=x.device).expand(len(x), -1)
+            positions = torch.cat([before, positions + n], dim=1)
+            if key_mask is not None:
+                key_mask = nn.functional.pad(key_mask, (n, 0), value=True)
+
+        x = self.dropout(x)
+        for i, layer in enumerate(self.layers):
+            x = layer(
+                x,
+                past=None if past is None else past.layers[i],
+                key_mask=key_mask,
+                positions=positions,
+                cu_seqlens=cu_seqlens,
+            )
+        return self.norm(x)
+
+    def _check_positions(self, position_ids: Tensor) -> None:
+        if self.config.position_embedding != "learned":
+            return
+        if torch.compiler.is_compiling() or position_ids.device.type != "cpu":
+            return  # Looking at values would break the graph, or wait for the device.
+        if position_ids.numel() and int(position_ids.max()) >= self.config.n_positions:
+            raise InputError(
+                f"position {int(position_ids.max())} is beyond the n_positions="
+                f"{self.config.n_positions} that this model has learned; use a shorter text, or "
+                "position_embedding='rotary' or 'none', which know no limit"
+            )
+
+
+class SinusoidalPositions(nn.Module):
+    """Sines and cosines of the position, at wavelengths from 2 pi to 10,000 times that."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.hidden_size = hidden_size
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """Embed positions `[b, t]`."""
+        half = (self.hidden_size + 1) // 2
+        wave = torch.arange(half, device=positions.device, dtype=torch.float32)
+        angle = positions.unsqueeze(-1) * torch.exp(-math.log(1e4) * wave / max(half - 1, 1))
+        return torch.cat([angle.sin(), angle.cos()], dim=-1)[..., : self.hidden_size]
+
+
+def _position_embedding(config: LeapformerConfig) -> nn.Module | None:
+    if config.position_embedding == "learned":
+        return nn.Embedding(config.n_positions, config.hidden_size)
+    if config.position_embedding == "sinusoidal":
+        return SinusoidalPositions(config.hidden_size)
+    return None
+
+
+def _key_mask(attention_mask: Tensor | None, x: Tensor) -> Tensor | None:
+    """True at the real ones of these tokens; None where all are."""
+    t = x.shape[1]
+    if attention_mask is None:
+        return None
+    if attention_mask.ndim != 2:
+        raise InputError(
+            f"attention_mask is {list(attention_mask.shape)}; expected [batch, tokens] of 0 and 1"
+        )
+    mask = attention_mask[:, -t:].bool() if t else attention_mask[:, :0].bool()
+    if not torch.compiler.is_compiling() and mask.device.type == "cpu" and bool(mask.all()):
+        return None
+    return mask
