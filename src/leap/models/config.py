@@ -18,7 +18,7 @@ from leap.layers.attention import Form
 from leap.models.mechanisms import ATTENTIONS, build_attention
 from leap.ops.features import FEATURES
 
-PositionEmbedding = Literal["learned", "sinusoidal", "rotary", "none"]
+PositionEmbedding = Literal["learned", "sinusoidal", "rotary", "alibi", "none"]
 Pooling = Literal["mean", "cls", "last"]
 
 
@@ -41,7 +41,8 @@ class LeapformerConfig(PreTrainedConfig):
             "full_attention" for softmax, "sliding_attention" for LEAP over the layer's window.
         window_sizes: window of each LEAP layer; None, for one or for all, sees everything.
         position_embedding: "learned" or "sinusoidal", added to embeddings; "rotary", turning the
-            queries and keys of attentions that have them; or "none".
+            queries and keys of attentions that have them; "alibi", by which scores fade with
+            distance, in decoders; or "none".
         feature: feature map of linear attentions, in `leap.ops.features.FEATURES`.
         proportion_hidden, proportion_step_down, proportion_per_head, proportion_bins,
             normaliser, gate, attention_eps: see `LeapformerAttention`.
