@@ -5,6 +5,7 @@ Where to look:
     leap.ops      the mechanisms, functions of tensors `[batch, heads, tokens, width]`
     leap.layers   the same with their parameters, as torch modules
     leap.models   language models and classifiers, registered with Hugging Face's Auto classes
+    leap.explain  what a model attended to; `leap lm explain` on the command line
     leap.bench    speed and memory, measured; `leap bench` on the command line
 """
 
@@ -15,8 +16,12 @@ from leap.models import (
     LeapForCausalLM,
     LeapformerConfig,
     LeapformerForCausalLM,
+    LeapformerForSeq2SeqLM,
     LeapformerForSequenceClassification,
+    LeapformerForSpeechSeq2Seq,
     LeapformerModel,
+    LeapformerSeq2SeqConfig,
+    LeapformerSpeechConfig,
     LeapModel,
     with_proportions,
 )
@@ -27,8 +32,12 @@ __all__ = [
     "LeapModel",
     "LeapformerConfig",
     "LeapformerForCausalLM",
+    "LeapformerForSeq2SeqLM",
     "LeapformerForSequenceClassification",
+    "LeapformerForSpeechSeq2Seq",
     "LeapformerModel",
+    "LeapformerSeq2SeqConfig",
+    "LeapformerSpeechConfig",
     "with_proportions",
 ]
 

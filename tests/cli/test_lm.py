@@ -100,6 +100,23 @@ def test_generate_prints_the_prompt_the_text_and_the_speed(capsys, run_folder, t
     assert code == 0 and not out.startswith("Enter")
 
 
+def test_explain_prints_what_counts_most_and_where_the_page_is(capsys, run_folder, tmp_path):
+    code, out, err = run(
+        capsys, "explain", "--run", run_folder, "--prompt", "Enter", "--output", tmp_path
+    )
+    assert (code, err) == (0, "")
+    assert "what 'r' takes of each token" in out
+    assert "layer 0: leapformer  (most: '" in out and "through all layers  (most: '" in out
+    assert f"wrote {tmp_path / 'explain.html'}" in out
+
+
+def test_on_a_terminal_the_text_is_tinted(capsys, run_folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    arguments = ["--run", run_folder, "--prompt", "Enter", "--output", tmp_path]
+    _, out, _ = run(capsys, "explain", *arguments)
+    assert "\x1b[" in out
+
+
 def test_compare_prints_the_table(capsys, play, tmp_path):
     flags = [flag if flag != "none" else "learned" for flag in SMALL]
     code, out, err = run(
@@ -130,6 +147,8 @@ def test_presets_are_listed(capsys, monkeypatch):
         (["eval", "--run", "nowhere"], "no run folder at nowhere"),
         (["generate", "--run", "nowhere"], "no run folder at nowhere"),
         (["generate", "--run", "nowhere", "--tokens", "0"], "tokens=0 must be 1 or more"),
+        (["explain", "--run", "nowhere", "--prompt", "a"], "no run folder at nowhere"),
+        (["explain", "--run", "nowhere", "--prompt", ""], "prompt is empty; give a text"),
         (["compare", "--models", "gpt3"], "models: 'gpt3' in 'gpt3' is not known"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

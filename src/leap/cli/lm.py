@@ -6,21 +6,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
+from rich.color import Color
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.style import Style
 from rich.table import Table
+from rich.text import Text
 from transformers.utils import logging
 
 from leap.bench.measure import peak_bytes
 from leap.cli import Verb
+from leap.explain.page import TINT, depths, shown
 from leap.tasks.lm import compare as comparing
 from leap.tasks.lm import demo as demonstrating
 from leap.tasks.lm import evaluate as evaluating
+from leap.tasks.lm import explain as explaining
 from leap.tasks.lm import generate as generating
 from leap.tasks.lm import train as training
 from leap.tasks.lm.compare import CompareConfig, CompareProgress
 from leap.tasks.lm.demo import DemoConfig
 from leap.tasks.lm.evaluate import EvalConfig
+from leap.tasks.lm.explain import ExplainConfig
 from leap.tasks.lm.generate import GenerateConfig
 from leap.tasks.lm.model import preset_sizes
 from leap.tasks.lm.train import TrainConfig
@@ -129,6 +135,39 @@ def demo(config: DemoConfig) -> None:
     _show(("model", "perplexity before", "after", "bits a byte", *costs), rows)
     print(f"def {written.text}\n")
     print(f"wrote {config.output / 'report.html'}")
+
+
+def explain(config: ExplainConfig) -> None:
+    """Print the text tinted by importance, and say where the page is."""
+    explained = explaining.explain(config)
+    pieces, found = explained.pieces, explained.found
+    console = Console()
+    rows = [
+        (f"layer {i}: {name}", heads.mean(0).tolist())
+        for i, (name, heads) in enumerate(
+            zip(found.names, found.importance(config.token)[0], strict=True)
+        )
+    ]
+    rows.append(("through all layers", found.through_layers(config.token)[0].tolist()))
+    print(f"what {pieces[config.token]!r} takes of each token")
+    for name, weights in rows:
+        heaviest = sorted(range(len(pieces)), key=lambda i: -weights[i])[:4]
+        most = ", ".join(f"{pieces[i]!r} {weights[i]:.2f}" for i in heaviest)
+        print(f"\n{name}  (most: {most})")
+        if console.is_terminal:
+            console.print(_tinted(pieces, weights))
+    print()
+    for file in ("explain.html", "explain.png", "explain.json"):
+        print(f"wrote {config.output / file}")
+
+
+def _tinted(pieces: list[str], weights: list[float]) -> Text:
+    """Black on white, whatever the terminal's colours, and the darker the more a piece weighs."""
+    text = Text()
+    for piece, depth in zip(pieces, depths(weights), strict=True):
+        shade = Color.from_rgb(*(255 - depth * (255 - channel) for channel in TINT))
+        text.append(shown(piece), Style(color="black", bgcolor=shade))
+    return text
 
 
 def _show(columns: tuple[str, ...], rows: list[list[str]]) -> None:
@@ -246,6 +285,14 @@ VERBS = {
             ("lm generate --run runs/play --prompt Enter", "200 tokens more"),
             ("lm generate --run runs/play --state tale.safetensors", "begin a tale, or go on"),
             ("lm generate --run runs/play --temperature 0", "always the likeliest token"),
+        ],
+    ),
+    "explain": Verb(
+        config=ExplainConfig,
+        run=explain,
+        examples=[
+            ("lm explain --run runs/play --prompt Enter", "what its last token attends to"),
+            ("lm explain --run runs/play --prompt Enter --token 2", "or the second one"),
         ],
     ),
     "compare": Verb(

@@ -3,10 +3,9 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
 from leap.tasks.lm import demo as demonstrating
-from leap.tasks.lm.demo import DemoConfig, demo, focus_of
+from leap.tasks.lm.demo import DemoConfig, demo
 
 
 @pytest.fixture
@@ -48,18 +47,5 @@ def test_both_models_learn_and_the_report_shows_it(small, shapes_unchecked):
     assert "<script" not in page
     assert "http" not in page
     assert f"{leap.row.perplexity:.2f}" in page
+    assert "layer 0: leap, window of 4" in page
     assert len(written.tokens) > 0
-
-
-def test_focus_is_a_share_of_what_the_last_token_sees(small, shapes_unchecked):
-    demo(small)
-    model, tokenizer = demonstrating.load_model(
-        demonstrating.run_configs(demonstrating._comparison(small))[demonstrating.LEAP].output
-    )
-    focus = focus_of(model, tokenizer, "def number_3(x):\n    return x + 3\n" * 3)
-    assert "".join(focus.pieces) == "def number_3(x):\n    return x + 3\n" * 3
-    assert len(focus.weights) == 2
-    for weights in focus.weights:
-        assert sum(weights) == pytest.approx(1, abs=1e-5)
-    windowed = torch.tensor(focus.weights[0])
-    assert (windowed[:-4] == 0).all()

@@ -6,25 +6,21 @@ one wrote, the focus it gave to each word of a sentence, and what a token costs 
 after a short and after a long text.
 """
 
-import base64
 import html
-import io
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor
 from transformers import PreTrainedModel, set_seed
 
-from leap.layers import LeapAttention
+from leap.explain.page import CSS, embedded, png, tinted
 from leap.tasks.lm.compare import CompareConfig, CompareProgress, Row, compare, run_configs
 from leap.tasks.lm.evaluate import score
+from leap.tasks.lm.explain import ExplainedText, explain_text
 from leap.tasks.lm.generate import GenerateConfig, Written, write_on
 from leap.tasks.lm.model import build_model, load_model
-from leap.tasks.lm.tokenizer import TextTokenizer
 from leap.tasks.lm.train import TrainConfig, prepare, run_folder
 from leap.training.curve import COLOURS
 from leap.training.folder import write_whole
@@ -80,8 +76,8 @@ def demo(
     model, tokenizer = load_model(run_configs(comparison)[LEAP].output)
     request = GenerateConfig(run=config.output, prompt="def ", tokens=200, temperature=0.8, seed=0)
     written = write_on(model, tokenizer, request)
-    focus = focus_of(model, tokenizer, SENTENCE)
-    write_whole(config.output / "report.html", _page(config, learners, written, focus))
+    explained = explain_text(model, tokenizer, SENTENCE)
+    write_whole(config.output / "report.html", _page(config, learners, written, explained))
     return learners, written
 
 
@@ -129,41 +125,9 @@ def _cost(model: PreTrainedModel, context: int) -> tuple[float, int]:
     return 1e3 * min(times), cache.n_bytes
 
 
-@dataclass(frozen=True)
-class FocusedText:
-    """The pieces of a text, and the focus that each layer gave them."""
-
-    pieces: list[str]
-    weights: list[list[float]]
-    """A layer's share of attention at the end of the text, of each piece, mean over heads."""
-
-
-@torch.no_grad()
-def focus_of(model: PreTrainedModel, tokenizer: TextTokenizer, text: str) -> FocusedText:
-    """What each LEAP layer attends to after the last token of a text."""
-    ids = tokenizer.encode(text).long()
-    weights: list[list[float]] = []
-
-    def watch(layer: LeapAttention, inputs: tuple[Tensor, ...], _kwargs: Any, _output: Any) -> None:
-        logits = layer.focus(inputs[0]).logits[0]
-        shown = logits if layer.window is None else logits[:, -layer.window :]
-        share = shown.softmax(-1).mean(0)
-        weights.append([0.0] * (len(ids) - len(share)) + share.tolist())
-
-    hooks = [
-        module.register_forward_hook(watch, with_kwargs=True)
-        for module in model.modules()
-        if isinstance(module, LeapAttention)
-    ]
-    try:
-        model(ids.unsqueeze(0))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return FocusedText([tokenizer.decode([i]) for i in ids.tolist()], weights)
-
-
-def _page(config: DemoConfig, learners: list[Learner], written: Written, focus: FocusedText) -> str:
+def _page(
+    config: DemoConfig, learners: list[Learner], written: Written, explained: ExplainedText
+) -> str:
     rows = "".join(
         f"<tr><td>{x.row.model}<td>{x.row.parameters:,}<td>{x.before:,.0f}"
         f"<td>{x.row.perplexity:.2f}<td>{x.row.bits_per_byte:.3f}"
@@ -178,19 +142,17 @@ def _page(config: DemoConfig, learners: list[Learner], written: Written, focus: 
         for x in learners
     )
     contexts = "".join(f"<th>after {n:,} tokens" for n in config.contexts)
+    found = explained.found
     layers = "".join(
-        f"<h3>layer {i}</h3><pre>{_tinted(focus.pieces, weights)}</pre>"
-        for i, weights in enumerate(focus.weights)
+        f"<h3>layer {i}: {name}</h3>{tinted(explained.pieces, weights)}"
+        for i, (name, weights) in enumerate(
+            zip(found.names, found.importance()[0].mean(1).tolist(), strict=True)
+        )
     )
     speed = written.tokens_per_second
     return f"""<!doctype html>
 <meta charset="utf-8"><title>leapformer demo</title>
-<style>
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto }}
-table {{ border-collapse: collapse }} td, th {{ padding: .2rem .8rem; text-align: right }}
-td:first-child, th:first-child {{ text-align: left }} tr {{ border-bottom: 1px solid #ddd }}
-pre {{ background: #f7f7f7; padding: .8rem; white-space: pre-wrap }} img {{ max-width: 100% }}
-</style>
+<style>{CSS}</style>
 <h1>A language model in a few minutes</h1>
 <p>Both models have seen the same {config.steps * 4096:,} tokens of the Python library of this
 machine, in the same order, with the same recipe. LEAP knows no positions but its windows; softmax
@@ -198,27 +160,18 @@ has rotary ones.
 <table>
 <tr><th>attention<th>parameters<th>perplexity before<th>after<th>bits a byte<th>s a step{rows}
 </table>
-<img alt="learning curves" src="{_embedded((config.output / "curves.png").read_bytes())}">
+<img alt="learning curves" src="{embedded((config.output / "curves.png").read_bytes())}">
 <h2>What it writes</h2>
 <p>{len(written.tokens)} tokens{"" if speed is None else f", {speed:.0f} a second"}, from "def ".
 <pre>{html.escape("def " + written.text)}</pre>
 <h2>What it attends to</h2>
-<p>The share of each piece in what the last token receives, layer by layer: windows of 4, 8, 16,
-and everything in the last layer. Darker is more.
+<p>The share of each piece in what the last token takes, layer by layer, the mean of the heads.
+Darker is more.
 {layers}
 <h2>What one more token costs</h2>
 <table><tr><th>attention{contexts}{costs}</table>
-<img alt="cost of a token" src="{_embedded(_plot_costs(learners))}">
+<img alt="cost of a token" src="{embedded(_plot_costs(learners))}">
 """
-
-
-def _tinted(pieces: list[str], weights: list[float]) -> str:
-    most = max(weights)
-    return "".join(
-        f'<span style="background: rgb(213 94 0 / {weight / most:.2f})" '
-        f'title="{weight:.3f}">{html.escape(piece)}</span>'
-        for piece, weight in zip(pieces, weights, strict=True)
-    )
 
 
 def _plot_costs(learners: list[Learner]) -> bytes:
@@ -233,10 +186,4 @@ def _plot_costs(learners: list[Learner]) -> bytes:
     axes.set_ylabel("ms for one more token")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    file = io.BytesIO()
-    figure.savefig(file, dpi=130, format="png")
-    return file.getvalue()
-
-
-def _embedded(png: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+    return png(figure)

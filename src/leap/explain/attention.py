@@ -1,0 +1,142 @@
+"""What a model attended to: the weights by which each token took from the others.
+
+They are not estimated but the model's own: a layer's values, taken by them, are what it gave.
+LEAP's are the softmax of one focus a token, the same for all that see it; those of linear attention
+are formed for the text at hand in O(t^2), which the model itself never does.
+
+Axes: b batch, l layers, h heads, t tokens.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from leap.errors import InputError
+from leap.layers import Attention
+from leap.models import LeapformerConfig
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """How much of each token every token took, in each layer and head."""
+
+    weights: Float[Tensor, "b l h t t"]
+    """Row i holds what token i took of each token j; see `Attention.weights`."""
+    names: tuple[str, ...]
+    """What each layer is."""
+
+    def importance(self, at: int = -1) -> Float[Tensor, "b l h t"]:
+        """The share of each token in what the token `at`, by default the last, took."""
+        self._check(at)
+        return self.weights[..., at, :].abs()
+
+    def received(self) -> Float[Tensor, "b l h t"]:
+        """How much of each token all tokens took together; 1 on average."""
+        return self.weights.abs().sum(dim=-2)
+
+    def through_layers(self, at: int = -1) -> Float[Tensor, "b t"]:
+        """How much of each token reaches the token `at` through all layers; sums to 1.
+
+        Attention roll-out (Abnar and Zuidema, 2020): heads count the same, and half of what leaves
+        a layer came past it, by the residual. A summary of the layers, not a measure of cause.
+        """
+        self._check(at)
+        shares = self.weights.abs().mean(dim=2)
+        shares = shares / shares.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(shares.dtype).tiny)
+        reached = torch.zeros_like(shares[:, 0, 0])
+        reached[:, at] = 1
+        for layer in range(shares.shape[1] - 1, -1, -1):
+            taken = (reached.unsqueeze(1) @ shares[:, layer]).squeeze(1)
+            reached = (reached + taken) / 2
+        return reached / reached.sum(dim=-1, keepdim=True)
+
+    def _check(self, at: int) -> None:
+        t = self.weights.shape[-1]
+        if not -t <= at < t:
+            raise InputError(f"token {at} is not among the {t} of this text; give {-t} to {t - 1}")
+
+
+@torch.no_grad()
+def explain(
+    model: PreTrainedModel,
+    input_ids: Int[Tensor, "b t"],
+    *,
+    attention_mask: Int[Tensor, "b t"] | None = None,
+) -> Explanation:
+    """Let a model read some texts, and tell what each token attended to.
+
+    Args:
+        model: any language model of this package, of one kind of attention or several; or another
+            Hugging Face model that returns its attentions.
+        input_ids: tokens.
+        attention_mask: 1 at real tokens and 0 at pads, whose own rows mean nothing.
+    """
+    if input_ids.ndim != 2 or not input_ids.numel():
+        raise InputError(f"input_ids are {list(input_ids.shape)}; expected [batch, tokens]")
+    inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+    watched = [module for module in model.modules() if isinstance(module, Attention)]
+    with _evaluating(model):
+        found = _watch(model, watched, inputs) if watched else _ask(model, inputs)
+    return Explanation(torch.stack(found, dim=1), _names(model, len(found)))
+
+
+def _watch(
+    model: nn.Module, layers: list[Attention], inputs: dict[str, Tensor | None]
+) -> list[Tensor]:
+    """The weights of our own layers, from what each of them is given."""
+    weights = []
+
+    def look(layer: Attention, given: tuple[Any, ...], options: dict[str, Any], _: Any) -> None:
+        used = {name: options.get(name) for name in ("key_mask", "positions")}
+        weights.append(layer.weights(given[0], **used))
+
+    hooks = [layer.register_forward_hook(look, with_kwargs=True) for layer in layers]
+    try:
+        model(**inputs, use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return weights
+
+
+def _ask(model: PreTrainedModel, inputs: dict[str, Tensor | None]) -> list[Tensor]:
+    """The weights of a Hugging Face model, which forms them if it attends in the plain way."""
+    usual = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        found = getattr(model(**inputs, output_attentions=True, use_cache=False), "attentions", ())
+    finally:
+        model.set_attn_implementation(usual)
+    if not found or any(weights is None for weights in found):
+        raise InputError(
+            f"this model ({model.config.model_type}) does not tell what it attended to; "
+            "give one of leap, or one that returns its attentions"
+        )
+    return list(found)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Without dropout, whatever the model is otherwise doing."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+def _names(model: PreTrainedModel, n_layer: int) -> tuple[str, ...]:
+    config: Any = model.config
+    if not isinstance(config, LeapformerConfig):
+        return (config.model_type,) * n_layer
+    return tuple(
+        name if name != "leap" or window is None else f"{name}, window of {window}"
+        for name, window in zip(config.attentions, config.windows, strict=True)
+    )
