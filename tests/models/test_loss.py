@@ -10,15 +10,17 @@ from leap.models.loss import TOKENS_AT_ONCE, linear_cross_entropy
 
 @pytest.mark.parametrize("n", [1, TOKENS_AT_ONCE, TOKENS_AT_ONCE + 1, 3 * TOKENS_AT_ONCE + 7])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_equals_the_plain_form_in_value_and_gradient(n, with_bias):
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_equals_the_plain_form_in_value_and_gradient(n, with_bias, smoothing):
     x = torch.randn(n, 5, dtype=torch.double, requires_grad=True)
     weight = torch.randn(11, 5, dtype=torch.double, requires_grad=True)
     bias = torch.randn(11, dtype=torch.double, requires_grad=True) if with_bias else None
     labels = torch.randint(0, 11, (n,))
     labels[torch.rand(n) < 0.3] = -100
     inputs = (x, weight, bias) if with_bias else (x, weight)
-    expected = F.cross_entropy(F.linear(x, weight, bias), labels, reduction="sum")
-    actual = linear_cross_entropy(x, weight, labels, bias)
+    logits = F.linear(x, weight, bias)
+    expected = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
+    actual = linear_cross_entropy(x, weight, labels, bias, smoothing)
     assert_close(actual, expected)
     assert_close(torch.autograd.grad(3 * actual, inputs), torch.autograd.grad(3 * expected, inputs))
 

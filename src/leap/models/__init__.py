@@ -4,7 +4,9 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
+    AutoModelForSpeechSeq2Seq,
 )
 
 from leap.models.cache import StateCache
@@ -19,6 +21,14 @@ from leap.models.config import LeapConfig, LeapformerConfig
 from leap.models.interface import with_proportions
 from leap.models.mechanisms import ATTENTIONS, usable_as
 from leap.models.presets import PRESETS, preset
+from leap.models.seq2seq import (
+    LeapformerForSeq2SeqLM,
+    LeapformerForSpeechSeq2Seq,
+    LeapformerSeq2SeqModel,
+    LeapformerSpeechModel,
+)
+from leap.models.seq2seq_config import LeapformerSeq2SeqConfig, LeapformerSpeechConfig
+from leap.models.states import States
 
 __all__ = [
     "ATTENTIONS",
@@ -29,9 +39,16 @@ __all__ = [
     "LeapformerConfig",
     "LeapformerEncoder",
     "LeapformerForCausalLM",
+    "LeapformerForSeq2SeqLM",
     "LeapformerForSequenceClassification",
+    "LeapformerForSpeechSeq2Seq",
     "LeapformerModel",
+    "LeapformerSeq2SeqConfig",
+    "LeapformerSeq2SeqModel",
+    "LeapformerSpeechConfig",
+    "LeapformerSpeechModel",
     "StateCache",
+    "States",
     "preset",
     "usable_as",
     "with_proportions",
@@ -52,3 +69,24 @@ AutoModelForSequenceClassification.register(
     LeapformerConfig, LeapformerForSequenceClassification, exist_ok=True
 )
 LeapformerForSequenceClassification.register_for_auto_class("AutoModelForSequenceClassification")
+
+for translation_config, translation_model, translator, auto in (
+    (
+        LeapformerSeq2SeqConfig,
+        LeapformerSeq2SeqModel,
+        LeapformerForSeq2SeqLM,
+        AutoModelForSeq2SeqLM,
+    ),
+    (
+        LeapformerSpeechConfig,
+        LeapformerSpeechModel,
+        LeapformerForSpeechSeq2Seq,
+        AutoModelForSpeechSeq2Seq,
+    ),
+):
+    AutoConfig.register(translation_config.model_type, translation_config, exist_ok=True)
+    AutoModel.register(translation_config, translation_model, exist_ok=True)
+    auto.register(translation_config, translator, exist_ok=True)
+    translation_config.register_for_auto_class()
+    translation_model.register_for_auto_class("AutoModel")
+    translator.register_for_auto_class(auto.__name__)

@@ -3,6 +3,8 @@
     loss = sum_i [ logsumexp(W x_i) - (W x_i)_{y_i} ]  over tokens i whose label y_i is not ignored
     dx_i = W^T (softmax(W x_i) - onehot(y_i)),  dW = sum_i (softmax(W x_i) - onehot(y_i)) x_i^T
 
+With label smoothing e, (1 - e) onehot(y_i) + e / w stands in place of onehot(y_i).
+
 The gradients are computed beside the loss, some tokens at a time, while their logits are at hand:
 with 32,100 words a single sequence of 2,048 would need 250 MiB for them, and as much again for
 their gradient. Backward then only scales what forward found.
@@ -24,6 +26,7 @@ def linear_cross_entropy(
     weight: Float[Tensor, "w d"],
     labels: Int[Tensor, " n"],
     bias: Float[Tensor, " w"] | None = None,
+    smoothing: float = 0.0,
 ) -> Float[Tensor, ""]:
     """The summed cross-entropy of `x @ weight.T + bias` against the labels, in float32.
 
@@ -31,14 +34,15 @@ def linear_cross_entropy(
         x: hidden states.
         weight, bias: of the head.
         labels: the word that each token should predict, or -100 to leave it out.
+        smoothing: share of the label that is spread over all words.
     """
-    loss: Tensor = _LinearCrossEntropy.apply(x, weight, bias, labels)
+    loss: Tensor = _LinearCrossEntropy.apply(x, weight, bias, labels, smoothing)
     return loss
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, bias, labels):  # type: ignore[no-untyped-def]
+    def forward(ctx, x, weight, bias, labels, smoothing):  # type: ignore[no-untyped-def]
         wants = ctx.needs_input_grad[:3]
         total = torch.promote_types(x.dtype, torch.float32)
         loss = x.new_zeros((), dtype=total)
@@ -52,11 +56,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
             target = labels[part].where(counted, 0).unsqueeze(-1)
             scale = counted.unsqueeze(-1).to(total)
             log_sum = logits.logsumexp(dim=-1, keepdim=True)
-            loss += ((log_sum - logits.gather(-1, target)) * scale).sum()
+            hit = logits.gather(-1, target)
+            if smoothing:
+                hit = hit + smoothing * (logits.mean(dim=-1, keepdim=True) - hit)
+            loss += ((log_sum - hit) * scale).sum()
             if not any(wants):
                 continue
-            dlogits = logits.sub_(log_sum).exp_().mul_(scale)
-            dlogits.scatter_add_(-1, target, -scale)
+            dlogits = logits.sub_(log_sum).exp_()
+            if smoothing:
+                dlogits -= smoothing / dlogits.shape[-1]
+            dlogits.mul_(scale).scatter_add_(-1, target, (smoothing - 1) * scale)
             if dbias is not None:
                 dbias += dlogits.sum(0)
             dlogits = dlogits.to(x.dtype)
@@ -76,5 +85,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
             None if dx is None else dx * dloss.to(dx.dtype),
             None if dweight is None else (dweight * dloss).to(weight_dtype),
             None if dbias is None else (dbias * dloss).to(bias_dtype),
+            None,
             None,
         )

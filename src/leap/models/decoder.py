@@ -1,0 +1,246 @@
+"""The decoder of a translation model: what was written so far, and what may be seen of the source.
+
+    x = x + attention(norm(x))                        causal
+    x = x + cross_attention(norm(x), source)          up to where the schedule lets each token see
+    x = x + feed_forward(norm(x))
+
+Reading and writing are separate calls on one set of states, so they can take turns: what was read
+is a state of the cross-attentions, and what was written one of the causal attentions.
+
+Axes: b batch, t target tokens, s source states, d hidden size.
+"""
+
+import math
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import EncoderDecoderCache
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from leap.errors import InputError
+from leap.layers import FeedForward
+from leap.layers.attention import token_positions
+from leap.models.body import LeapformerPreTrainedModel
+from leap.models.cache import StateCache
+from leap.models.encoder import position_embedding, read_until
+from leap.models.seq2seq_config import LeapformerSeq2SeqConfig
+from leap.models.states import States
+from leap.ops.state import State
+
+
+class TranslationCache(EncoderDecoderCache):
+    """What a decoder keeps of its own tokens and of the source, as a Hugging Face cache.
+
+    Args:
+        n_layer: layers of the decoder.
+    """
+
+    self_attention_cache: StateCache  # type: ignore[assignment]  # Of another kind than usual.
+    cross_attention_cache: StateCache  # type: ignore[assignment]
+
+    def __init__(self, n_layer: int) -> None:
+        super().__init__(StateCache(n_layer), StateCache(n_layer))
+
+    def check_dynamic_cache(self, method: str) -> None:
+        """States can do all that is asked for by this."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory that the states take."""
+        return self.self_attention_cache.n_bytes + self.cross_attention_cache.n_bytes
+
+
+class TranslationLayer(GradientCheckpointingLayer):
+    """One block of the decoder."""
+
+    def __init__(self, config: LeapformerSeq2SeqConfig, layer: int) -> None:
+        super().__init__()
+        width, eps = config.hidden_size, config.layer_norm_eps
+        self.attention_norm = nn.LayerNorm(width, eps=eps)
+        self.attention = config.part("decoder").build_attention(layer, "causal")
+        self.cross_norm = nn.LayerNorm(width, eps=eps)
+        self.cross_attention = config.part("cross").build_attention(layer, "cross")
+        self.feed_forward_norm = nn.LayerNorm(width, eps=eps)
+        self.feed_forward = FeedForward(
+            width, config.intermediate_size or 4 * width, config.hidden_dropout_prob
+        )
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(
+        self,
+        x: Tensor,
+        written: State | None,
+        read: State | None,
+        *,
+        positions: Tensor,
+        written_mask: Tensor | None = None,
+        **seen: Any,
+    ) -> tuple[Tensor, State | None, State | None]:
+        """Pass tokens through: what becomes of them, and of what was written and read.
+
+        Args:
+            x: target tokens.
+            written: state of those before.
+            read: state of the source as far as it was read; None if it is given.
+            positions: of the tokens.
+            written_mask: true at real tokens of x.
+            seen: what the cross-attention takes: source, its key_mask, visible.
+        """
+        y, written = self.attention(
+            self.attention_norm(x), written, key_mask=written_mask, positions=positions
+        )
+        x = x + self.dropout(y)
+        y, read = self.cross_attention(self.cross_norm(x), read, positions=positions, **seen)
+        x = x + self.dropout(y)
+        return x + self.feed_forward(self.feed_forward_norm(x)), written, read
+
+
+class Decoder(LeapformerPreTrainedModel):
+    """The decoder without a head."""
+
+    config: LeapformerSeq2SeqConfig
+    _no_split_modules = ["TranslationLayer"]  # noqa: RUF012
+    _can_record_outputs = {"hidden_states": TranslationLayer}  # noqa: RUF012
+
+    def __init__(self, config: LeapformerSeq2SeqConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_positions = position_embedding(config)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.layers = nn.ModuleList(TranslationLayer(config, i) for i in range(config.n_layer))
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_mask: Tensor | None = None,
+        visible: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: TranslationCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """Hidden states `[b, t, hidden_size]`, and the cache.
+
+        Args:
+            input_ids: target tokens, `[b, t]`; those after what the cache holds.
+            encoder_hidden_states: the source, `[b, s, hidden_size]`; read once, and passed over
+                when the cache has read it.
+            encoder_mask: true at its real states.
+            visible: how many real states of the source each token sees, `[t]` or `[b, t]`, never
+                fewer than the one before; all by default.
+            attention_mask: 1 at real tokens and 0 at pads, of these tokens, or of all so far.
+            position_ids: where the tokens stand; by default real tokens are counted.
+            past_key_values: what an earlier call returned.
+            inputs_embeds: in place of input_ids.
+            use_cache: return a cache to go on from.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise InputError("give either decoder_input_ids or decoder_inputs_embeds")
+        x = self._embedded(input_ids) if input_ids is not None else inputs_embeds
+        assert x is not None
+        cache = self._cache(past_key_values, use_cache)
+        n = self.config.n_layer
+        written = (
+            [layer.state for layer in cache.self_attention_cache.layers] if cache else [None] * n
+        )
+        read = (
+            [layer.state for layer in cache.cross_attention_cache.layers] if cache else [None] * n
+        )
+
+        key_mask = None
+        if attention_mask is not None and x.shape[1] > 1:
+            key_mask = attention_mask[:, -x.shape[1] :].bool()
+        if position_ids is None:
+            position_ids = token_positions(x, written[0], key_mask)
+        seen: dict[str, Any] = {}
+        if read[0] is None:
+            if encoder_hidden_states is None:
+                raise InputError(
+                    "nothing to translate: give input_ids, input_features or encoder_outputs"
+                )
+            seen = {"source": encoder_hidden_states, "key_mask": encoder_mask}
+            if visible is not None:
+                n_states = encoder_hidden_states.shape[1]
+                seen["visible"] = read_until(visible, encoder_mask, n_states)
+        elif visible is not None:
+            raise InputError(
+                "visible is a schedule for tokens given all at once; to write and read in turn, "
+                "use model.read and model.write"
+            )
+        x, written_after, read_after = self._run(
+            x, written, read, position_ids, written_mask=key_mask, **seen
+        )
+        if cache is not None:
+            n_source = 0 if encoder_hidden_states is None else encoder_hidden_states.shape[1]
+            for i in range(n):
+                cache.self_attention_cache.layers[i].put(written_after[i], x.shape[1])
+                if read[i] is None:
+                    cache.cross_attention_cache.layers[i].put(read_after[i], n_source)
+                    cache.is_updated[i] = True
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=x,  # type: ignore[arg-type]  # Hugging Face means any float tensor.
+            past_key_values=cache if use_cache else None,
+        )
+
+    def read(self, source: Tensor, states: States) -> States:
+        """Let the cross-attentions read more of the source, `[b, s, d]`."""
+        past = states.of("cross")
+        nothing = source[:, :0]
+        after = []
+        for i, layer in enumerate(self.layers):
+            assert isinstance(layer, TranslationLayer)
+            _, state = layer.cross_attention(nothing, past[i] if past else None, source=source)
+            after.append(state)
+        return states.with_part("cross", after)
+
+    def write(self, tokens: Tensor, states: States) -> tuple[Tensor, States]:
+        """Go on from target tokens `[b, t]`: hidden states, and what to go on with."""
+        x = self._embedded(tokens)
+        written, read = states.of("self"), states.of("cross")
+        positions = token_positions(x, written[0] if written else None)  # type: ignore[arg-type]
+        x, after, _ = self._run(x, written or [None] * len(self.layers), read, positions)
+        return x, states.with_part("self", after)
+
+    def _run(
+        self,
+        x: Tensor,
+        written: Any,
+        read: Any,
+        positions: Tensor,
+        **seen: Any,
+    ) -> tuple[Tensor, list[Any], list[Any]]:
+        if self.embed_positions is not None:
+            x = x + self.embed_positions(positions).to(x.dtype)
+        x = self.dropout(x)
+        written_after, read_after = [], []
+        for i, layer in enumerate(self.layers):
+            x, own, source = layer(x, written[i], read[i], positions=positions, **seen)
+            written_after.append(own)
+            read_after.append(source)
+        return self.norm(x), written_after, read_after
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        return self.embed_tokens(tokens) * math.sqrt(self.config.hidden_size)
+
+    def _cache(
+        self, given: TranslationCache | None, use_cache: bool | None
+    ) -> TranslationCache | None:
+        if given is None:
+            return TranslationCache(self.config.n_layer) if use_cache else None
+        if not isinstance(given, TranslationCache):
+            raise InputError(
+                f"past_key_values is a {type(given).__name__}; this model goes on from a "
+                "TranslationCache, which it returns with use_cache=True"
+            )
+        return given

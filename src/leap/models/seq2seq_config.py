@@ -1,0 +1,144 @@
+"""Configurations of translation models: an encoder, a decoder, and what it sees of the source."""
+
+from typing import Any, Literal
+
+from huggingface_hub.dataclasses import strict
+
+from leap.errors import ConfigError
+from leap.layers.attention import Form
+from leap.models.config import LeapformerConfig
+from leap.models.mechanisms import usable_as
+
+Part = Literal["encoder", "decoder", "cross"]
+
+FORMS: dict[Part, Form] = {"encoder": "bidirectional", "decoder": "causal", "cross": "cross"}
+"""What the attention of each part is used as."""
+
+
+@strict
+class LeapformerSeq2SeqConfig(LeapformerConfig):
+    """A translation model that can read and write in turn.
+
+    What `LeapformerConfig` says of attentions holds for all three: those in the encoder, those in
+    the decoder, and those by which the decoder sees the source. Further:
+
+    Args:
+        n_layer: layers of the decoder.
+        encoder_layers: layers of the encoder; as many as the decoder's by default.
+        attention: the mechanism of all parts that are given none of their own.
+        encoder_attention, decoder_attention, cross_attention: of one part, a name, or one a layer.
+        position_embedding: "sinusoidal", "rotary" (within each language), or "none". Learned
+            positions would end somewhere, and a stream may not.
+        gate, window_sizes: of the decoder's own attention.
+        chunk_size: how many source states the encoder reads at once: each sees those of its own
+            chunk and of all before. 1 is a unidirectional encoder, and 0 one that waits for the
+            end and sees everything. Any model runs with any; this is what it does unless told.
+        source_vocab_size: number of source tokens; by default both languages share one vocabulary.
+        tie_word_embeddings: one table for the decoder, its head and, with one vocabulary, the
+            encoder.
+        label_smoothing: share of the target spread over all words, in training.
+        ctc_weight: of the loss of reading the transcript off the encoder's states (CTC, its blank
+            being pad_token_id); 0 for a model without that head.
+        initializer_range: deviation of fresh weights; by default 1 / sqrt(hidden_size).
+    """
+
+    model_type = "leapformer-seq2seq"
+
+    is_encoder_decoder: bool = True
+    encoder_layers: int | None = None
+    encoder_attention: str | list[str] | None = None
+    decoder_attention: str | list[str] | None = None
+    cross_attention: str | list[str] | None = None
+    position_embedding: str = "sinusoidal"
+    chunk_size: int = 0
+    source_vocab_size: int | None = None
+    label_smoothing: float = 0.0
+    ctc_weight: float = 0.0
+    initializer_range: float | None = None  # type: ignore[assignment]  # Until it is settled.
+    bos_token_id: int | None = 0
+    pad_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+    decoder_start_token_id: int | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.decoder_start_token_id is None:
+            self.decoder_start_token_id = self.bos_token_id
+        if self.initializer_range is None:
+            self.initializer_range = max(self.hidden_size, 1) ** -0.5
+        super().__post_init__(**kwargs)
+
+    def part(self, name: Part) -> LeapformerConfig:
+        """The config that the attentions of one part are built by."""
+        settings = {each: getattr(self, each) for each in LeapformerConfig.__annotations__}
+        settings |= {"attention": getattr(self, f"{name}_attention"), "layer_types": None}
+        if name == "encoder":
+            settings["n_layer"] = self.encoder_layers
+        if name != "decoder":
+            settings |= {"gate": None, "window_sizes": None}
+        if name == "cross" and self.position_embedding == "rotary":
+            # Words of two languages that belong together do not stand at the same position.
+            settings["position_embedding"] = "none"
+        return LeapformerConfig(**settings)
+
+    def _check_sizes(self) -> None:
+        super()._check_sizes()
+        for name in ("encoder_layers", "source_vocab_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value} must be 1 or more")
+        if self.chunk_size < 0:
+            raise ConfigError(f"chunk_size={self.chunk_size} must be 1 or more, or 0 for all")
+        if not 0 <= self.label_smoothing < 1:
+            raise ConfigError(f"label_smoothing={self.label_smoothing} is a share, from 0 to 1")
+        if self.ctc_weight < 0:
+            raise ConfigError(f"ctc_weight={self.ctc_weight} must be 0 or more")
+        if self.position_embedding == "learned":
+            raise ConfigError(
+                "position_embedding='learned' ends at n_positions, and a stream may not; "
+                "use 'sinusoidal', 'rotary' or 'none'"
+            )
+        if self.adaptive_cutoffs is not None:
+            raise ConfigError("adaptive_cutoffs are for language models; leave them out here")
+
+    def _settle_attention(self) -> None:
+        if self.encoder_layers is None:
+            self.encoder_layers = self.n_layer
+        for name, form in FORMS.items():
+            given = getattr(self, f"{name}_attention")
+            if given is None:
+                given = self.attention
+                setattr(self, f"{name}_attention", given)
+            for mechanism in self.part(name).attentions:
+                if mechanism not in usable_as(form):
+                    raise ConfigError(
+                        f"{name}_attention={given!r}: {mechanism} cannot be used as {form} "
+                        f"attention; those that can are {', '.join(usable_as(form))}"
+                    )
+        self.layer_types = self.part("decoder").layer_types
+
+
+@strict
+class LeapformerSpeechConfig(LeapformerSeq2SeqConfig):
+    """A translation model that hears its source.
+
+    Args:
+        n_bins: mel bins of a frame of `input_features`.
+        n_subsampling: convolutions in front of the encoder, each of which halves the number of
+            frames: 2 make a state of four.
+    """
+
+    model_type = "leapformer-speech"
+
+    n_bins: int = 80
+    n_subsampling: int = 2
+
+    @property
+    def frames_per_state(self) -> int:
+        """How many frames become one state of the encoder."""
+        return 2**self.n_subsampling
+
+    def _check_sizes(self) -> None:
+        super()._check_sizes()
+        for name in ("n_bins", "n_subsampling"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must be 1 or more")
