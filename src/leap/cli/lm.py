@@ -1,14 +1,11 @@
 """`leap lm`: language models, trained, measured and writing."""
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
 from rich.color import Color
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
@@ -16,12 +13,14 @@ from transformers.utils import logging
 
 from leap.bench.measure import peak_bytes
 from leap.cli import Verb
+from leap.cli.progress import Show, progress_shown
 from leap.explain.page import TINT, depths, shown
 from leap.tasks.lm import compare as comparing
 from leap.tasks.lm import demo as demonstrating
 from leap.tasks.lm import evaluate as evaluating
 from leap.tasks.lm import explain as explaining
 from leap.tasks.lm import generate as generating
+from leap.tasks.lm import recall as recalling
 from leap.tasks.lm import train as training
 from leap.tasks.lm.compare import CompareConfig, CompareProgress
 from leap.tasks.lm.demo import DemoConfig
@@ -29,6 +28,7 @@ from leap.tasks.lm.evaluate import EvalConfig
 from leap.tasks.lm.explain import ExplainConfig
 from leap.tasks.lm.generate import GenerateConfig
 from leap.tasks.lm.model import preset_sizes
+from leap.tasks.lm.recall import RecallConfig
 from leap.tasks.lm.train import TrainConfig
 from leap.training import Status
 
@@ -43,8 +43,9 @@ class PresetsConfig:
 
 def train(config: TrainConfig) -> None:
     """Train, and say what came out and where it is."""
-    with _progress_shown() as progress:
-        metrics = training.train(config, lambda status: progress("", status))
+    with progress_shown() as show:
+        tell = _told(show)
+        metrics = training.train(config, lambda status: tell("", status))
     if not metrics:
         return  # Not the first of several processes.
     print(
@@ -61,12 +62,17 @@ def train(config: TrainConfig) -> None:
 
 def evaluate(config: EvalConfig) -> None:
     """Measure, and print the numbers."""
-    with _bar_shown("tokens") as bar:
-        score = evaluating.evaluate(config, bar)
+    with progress_shown() as show:
+        score = evaluating.evaluate(config, lambda done, total: show("tokens", done, total))
     print(f"{score.tokens:,} tokens, {score.words:,} words, {score.bytes:,} bytes")
     print(f"perplexity a token  {score.perplexity:.3f}  (loss {score.loss:.4f})")
     print(f"perplexity a word   {score.word_perplexity:.2f}")
     print(f"bits a byte         {score.bits_per_byte:.4f}")
+    if score.stretches:
+        _show(
+            ("tokens of the text", "perplexity"),
+            [[f"{x.start:,} to {x.end:,}", f"{x.perplexity:.2f}"] for x in score.stretches],
+        )
     if config.output is not None:
         print(f"wrote {config.output}")
 
@@ -110,17 +116,26 @@ def presets(_config: PresetsConfig) -> None:
 
 def compare(config: CompareConfig) -> None:
     """Train the models, print the table, and say where the files are."""
-    with _progress_shown() as progress:
-        rows = comparing.compare(config, progress, peak_bytes)
+    with progress_shown() as show:
+        rows = comparing.compare(config, _told(show), peak_bytes)
     _show(comparing.COLUMNS, [comparing.cells(row) for row in rows])
     for name in ("results.json", "results.md", "curves.png"):
         print(f"wrote {config.output / name}")
 
 
+def recall(config: RecallConfig) -> None:
+    """Train and ask the models, print the table, and say where the files are."""
+    with progress_shown() as progress:
+        rows = recalling.recall(config, progress)
+    _show(tuple(recalling.columns(config)), [recalling.cells(row) for row in rows])
+    for name in ("results.json", "results.md", "recall.png"):
+        print(f"wrote {config.output / name}")
+
+
 def demo(config: DemoConfig) -> None:
     """Train, print the table and what was written, and say where the report is."""
-    with _progress_shown() as progress:
-        learners, written = demonstrating.demo(config, progress)
+    with progress_shown() as show:
+        learners, written = demonstrating.demo(config, _told(show))
     rows = [
         [
             learner.row.model,
@@ -182,68 +197,13 @@ def _show(columns: tuple[str, ...], rows: list[list[str]]) -> None:
     console.print(table)
 
 
-@contextmanager
-def _bar_shown(unit: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on a terminal, and nothing elsewhere."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    bar = Progress(
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn(unit),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    )
-    with bar:
-        task = bar.add_task("")
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+def _told(show: Show) -> CompareProgress:
+    """Shows a training's status, which is news when there has been a look at the held-out text."""
 
+    def tell(name: str, status: Status) -> None:
+        show(name, status.step, status.steps, _losses(status), news=status.held_out_loss)
 
-@contextmanager
-def _progress_shown() -> Iterator[CompareProgress]:
-    """A bar on a terminal; elsewhere a line at each look at the held-out text."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _Lines(console)
-        return
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[losses]}"),
-        console=console,
-        transient=True,
-    )
-    with bar:
-        tasks = {}
-
-        def show(name: str, status: Status) -> None:
-            if name not in tasks:
-                tasks[name] = bar.add_task(name, losses="")
-            bar.update(
-                tasks[name], completed=status.step, total=status.steps, losses=_losses(status)
-            )
-
-        yield show
-
-
-class _Lines:
-    """For a log: a line whenever the held-out loss has changed."""
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self.last: tuple[str, float | None] = ("", None)
-
-    def __call__(self, name: str, status: Status) -> None:
-        now = (name, status.held_out_loss)
-        if now != self.last and status.held_out_loss is not None:
-            text = f"{name} {status.step}/{status.steps}  {_losses(status)}".strip()
-            self.console.print(text, highlight=False, soft_wrap=True)
-            self.last = now
+    return tell
 
 
 def _losses(status: Status) -> str:
@@ -312,6 +272,14 @@ VERBS = {
         config=DemoConfig,
         run=demo,
         examples=[("lm demo", "five minutes on two cores; ends in runs/demo/report.html")],
+    ),
+    "recall": Verb(
+        RecallConfig,
+        recall,
+        [
+            ("lm recall", "ask LEAP, LeaPformer and softmax over up to 65,536 tokens"),
+            ("lm recall --models leap:none --distances 64 1024", "one model, two distances"),
+        ],
     ),
     "presets": Verb(
         config=PresetsConfig,
