@@ -1,12 +1,18 @@
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from leap.errors import ConfigError
-from leap.tasks.simul.corpus import Sentence
-from leap.tasks.simul.data import TextPairs, TokenBatches, collate
+from leap.errors import ConfigError, InputError
+from leap.models.fbank import LeapformerFeatureExtractor
+from leap.tasks.simul.audio import write_sound
+from leap.tasks.simul.corpus import Audio, Sentence
+from leap.tasks.simul.data import SpeechPairs, TextPairs, TokenBatches, collate
+from leap.tasks.simul.features import SpecAugment, load_frames
 from leap.tasks.simul.vocabulary import EOS, PAD
 
 
@@ -78,3 +84,52 @@ def test_batches_of_nothing_are_refused(vocabulary):
         TokenBatches(TextPairs([], vocabulary), tokens=16)
     with pytest.raises(ConfigError, match="tokens=0 must be 1 or more"):
         TokenBatches(TextPairs([Sentence("a", "b")], vocabulary), tokens=0)
+
+
+@pytest.fixture
+def spoken(tmp_path, sentences):
+    """The sentences with noise of different length for sound."""
+    chance = np.random.default_rng(0)
+    found = []
+    for i, sentence in enumerate(sentences):
+        sound = 0.1 * chance.standard_normal(1600 * (i + 1))
+        write_sound(tmp_path / f"{i}.wav", sound.astype(np.float32))
+        audio = Audio(tmp_path / f"{i}.wav")
+        found.append(replace(sentence, audio=audio, n_frames=10 * (i + 1)))
+    return found
+
+
+def test_speech_comes_with_its_transcript(spoken, vocabulary):
+    extractor = LeapformerFeatureExtractor(mean=[9.0] * 80, std=[2.0] * 80)
+    data = SpeechPairs(spoken, vocabulary, extractor)
+    item = data[1]
+    expected = extractor.normalise(load_frames(spoken[1].audio, extractor))
+    assert_close(item["input_features"], torch.from_numpy(expected))
+    assert item["ctc_labels"].tolist() == vocabulary.encode(spoken[1].source)
+    assert item["labels"].tolist() == [*vocabulary.encode(spoken[1].target), EOS]
+
+    batch = collate([data[0], item])
+    assert batch["input_features"].shape == (2, 20, 80)
+    assert batch["attention_mask"].sum(dim=1).tolist() == [10, 20]
+    assert (batch["input_features"][0, 10:] == 0).all()
+    assert (batch["ctc_labels"][0, len(data[0]["ctc_labels"]) :] == -100).all()
+    assert set(batch) == {"input_features", "attention_mask", "ctc_labels", "labels"}
+
+
+def test_speech_to_train_on_has_gaps(spoken, vocabulary):
+    data = SpeechPairs(spoken, vocabulary, LeapformerFeatureExtractor(), SpecAugment(1, 40, 1, 5))
+    draws = [data[3]["input_features"] for _ in range(4)]
+    assert any((draw == 0).any() for draw in draws)
+    assert not all(torch.equal(draw, draws[0]) for draw in draws)
+
+
+def test_sentences_that_nobody_speaks_are_refused(sentences, vocabulary):
+    with pytest.raises(InputError, match="sentence 0 is not spoken"):
+        SpeechPairs(sentences, vocabulary, LeapformerFeatureExtractor())
+
+
+def test_speech_is_batched_by_its_frames(spoken, vocabulary):
+    data = SpeechPairs(spoken, vocabulary, LeapformerFeatureExtractor())
+    assert data.sizes == [16, 32, 32, 48, 64, 64]
+    batches = TokenBatches(data, tokens=128, seed=None)
+    assert [batches.places(i) for i in range(len(batches))] == [[0, 1, 2], [3, 4], [5]]

@@ -1,4 +1,4 @@
-"""Batches to train on: sentence pairs as pieces, put together by length and padded.
+"""Batches to train on: sentence pairs, put together by length and padded.
 
     dataset = TextPairs(sentences, vocabulary)
     batches = TokenBatches(dataset, tokens=4096, n_batches=1000, seed=0)
@@ -21,12 +21,18 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from leap.errors import ConfigError
-from leap.tasks.simul.corpus import Sentence
+from leap.errors import ConfigError, InputError
+from leap.models.fbank import LeapformerFeatureExtractor
+from leap.tasks.simul.corpus import Audio, Sentence
+from leap.tasks.simul.features import SpecAugment, load_frames
 from leap.tasks.simul.vocabulary import EOS, PAD, Vocabulary
 
 IGNORED = -100
 """The label that no loss looks at."""
+
+SAME_SIZE = 16
+"""Frames up to a multiple of which recordings count as equally long, so that batches can differ
+between passes."""
 
 Item = dict[str, Tensor]
 
@@ -63,6 +69,53 @@ class TextPairs(Dataset[Item]):
 
     def __getitem__(self, index: int) -> Item:
         return {"input_ids": self.sources[index], "labels": self.targets[index]}
+
+
+class SpeechPairs(Dataset[Item]):
+    """Recordings and their translations: `input_features`, `ctc_labels` and `labels`.
+
+    Frames are read, or made of the sound, when an item is taken.
+
+    Args:
+        sentences: with their sound.
+        vocabulary: of both languages; what is said is told in its pieces too.
+        extractor: makes the frames, and knows how to normalise them.
+        augment: put gaps into the frames, to train on.
+    """
+
+    def __init__(
+        self,
+        sentences: Sequence[Sentence],
+        vocabulary: Vocabulary,
+        extractor: LeapformerFeatureExtractor,
+        augment: SpecAugment | None = None,
+    ) -> None:
+        self.audio: list[Audio] = []
+        self.sizes: list[int] = []
+        for sentence in sentences:
+            if sentence.audio is None or sentence.n_frames is None:
+                raise InputError(f"sentence {sentence.id} is not spoken; prepare it with speech")
+            self.audio.append(sentence.audio)
+            self.sizes.append(-(-sentence.n_frames // SAME_SIZE) * SAME_SIZE)
+        self.targets = _encode([sentence.target for sentence in sentences], vocabulary)
+        spoken = vocabulary.encode_all([sentence.source for sentence in sentences])
+        self.transcripts = [torch.tensor(pieces, dtype=torch.long) for pieces in spoken]
+        self.extractor = extractor
+        self.augment = augment
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, index: int) -> Item:
+        frames = self.extractor.normalise(load_frames(self.audio[index], self.extractor))
+        features = torch.from_numpy(frames)
+        if self.augment is not None:
+            features = self.augment(features)
+        return {
+            "input_features": features,
+            "ctc_labels": self.transcripts[index],
+            "labels": self.targets[index],
+        }
 
 
 class TokenBatches(Dataset[list[Item]]):
