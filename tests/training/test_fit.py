@@ -6,7 +6,7 @@ from torch.utils.data import Dataset
 
 from leap.errors import ConfigError
 from leap.models import LeapformerConfig, LeapformerForCausalLM
-from leap.training import Recipe, RunFolder, fit, plot_curves
+from leap.training import Measure, Recipe, RunFolder, fit, plot_curves, whole_batches
 from leap.training.fit import Shuffled
 
 RECIPE = Recipe(steps=8, batch=4, evaluate_every=4, log_every=1, warmup=0.0, learning_rate=1e-2)
@@ -23,7 +23,7 @@ class Counting(Dataset):
         return {"input_ids": row[:-1], "labels": row[:-1], "shift_labels": row[1:]}
 
 
-def make_model(dropout=0.0, attention="leapformer"):
+def make_model(dropout=0.0, attention="leapformer", **changes):
     torch.manual_seed(0)
     config = LeapformerConfig(
         attention=attention,
@@ -33,15 +33,17 @@ def make_model(dropout=0.0, attention="leapformer"):
         n_heads=2,
         n_positions=8,
         hidden_dropout_prob=dropout,
+        **changes,
     )
     return LeapformerForCausalLM(config)
 
 
-def run(path, recipe=RECIPE, progress=None, **options):
+def run(path, recipe=RECIPE, progress=None, measure=None, collate=None, **options):
     folder = RunFolder(path, {})
     folder.create({})
     model = make_model(**options)
-    return model, fit(model, Counting(), Counting(), recipe, folder, progress)
+    further = {"measure": measure, "collate": collate}
+    return model, fit(model, Counting(), Counting(), recipe, folder, progress, **further)
 
 
 def losses(fitted):
@@ -100,6 +102,52 @@ def test_the_best_weights_are_kept(tmp_path):
     with torch.no_grad():
         loss = float(model.eval()(**batch).loss)
     assert loss == pytest.approx(fitted.best_loss, rel=1e-5)
+
+
+def test_the_best_weights_are_those_that_score_most_if_there_is_a_measure(tmp_path):
+    scores = iter([0.25, 0.75, 0.5])
+    seen, told = [], []
+
+    def compute(logits, labels):
+        seen.append((logits.shape, labels.shape))
+        return next(scores)
+
+    measure = Measure("luck", compute)
+    recipe = replace(RECIPE, steps=12)
+    _, fitted = run(tmp_path, recipe, told.append, measure, loss_without_logits=False)
+    assert (fitted.best_step, fitted.best_score) == (8, 0.75)
+    held_out = {step: loss for step, _, loss in losses(fitted) if loss is not None}
+    assert fitted.best_loss == held_out[8] > held_out[12]
+    assert seen == [((10, 8, 11), (10, 8))] * 3  # All of the held-out examples.
+    assert [status.held_out_score for status in told][-1] == 0.5
+    assert [row["eval_luck"] for row in fitted.history if "eval_luck" in row] == [0.25, 0.75, 0.5]
+
+
+def test_batches_are_made_as_told(tmp_path):
+    sizes = []
+
+    def collate(items):
+        sizes.append(len(items))
+        return {key: torch.stack([item[key] for item in items]) for key in items[0]}
+
+    run(tmp_path, collate=collate)
+    # Eight to learn from, and twice three to look at; some are fetched before their turn.
+    assert sorted(sizes) == [2] * 2 + [4] * (8 + 2 * 2)
+
+
+def test_held_out_data_can_be_cut_to_whole_batches():
+    assert [len(whole_batches(Counting(), n)) for n in (3, 5, 10, 11)] == [9, 10, 10, 10]
+
+
+def test_the_optimiser_is_as_the_recipe_says(tmp_path):
+    def curve(name, **changes):
+        _, fitted = run(tmp_path / name, replace(RECIPE, **changes))
+        return [loss for _, loss, _ in losses(fitted) if loss is not None]
+
+    plain = curve("plain")
+    assert curve("betas", betas=(0.5, 0.9)) != plain
+    assert curve("epsilon", epsilon=0.1) != plain
+    assert curve("share", warmup=0.5) == curve("steps", warmup=4.0) != plain
 
 
 def test_accumulation_does_not_change_what_is_learnt(tmp_path):
@@ -162,3 +210,11 @@ def test_curves_are_drawn(tmp_path):
     history = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.5}, {"step": 2, "eval_loss": 1.7}]
     plot_curves({"a": history, "b": []}, tmp_path / "curve.png", "two runs")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    history.append({"step": 2, "eval_accuracy": 0.5})
+    plot_curves({"a": history}, tmp_path / "both.png", "one run", measure="accuracy")
+    widths = [read_width(tmp_path / name) for name in ("curve.png", "both.png")]
+    assert widths[0] < widths[1]
+
+
+def read_width(path):
+    return int.from_bytes(path.read_bytes()[16:20])

@@ -12,6 +12,16 @@ def test_steps_are_given_or_follow_from_epochs():
     assert Recipe().n_steps(10) == 2000
 
 
+def test_a_warmup_is_a_share_of_the_steps_or_their_number():
+    assert [Recipe(warmup=w).n_warmup(200) for w in (0.0, 0.05, 1.0, 2.0, 300.0)] == [
+        0,
+        10,
+        200,
+        2,
+        300,
+    ]
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -26,7 +36,9 @@ def test_steps_are_given_or_follow_from_epochs():
             {"evaluate_every": 15, "log_every": 10},
             "evaluate_every=15 is no multiple .* log_every=10",
         ),
-        ({"warmup": 1.5}, r"warmup=1\.5 is a share"),
+        ({"warmup": 1.5}, r"warmup=1\.5 is a share of the steps, .* or a whole number of them"),
+        ({"betas": (0.9, 1.0)}, r"betas=\(0\.9, 1\.0\) must be from 0 to less than 1"),
+        ({"epsilon": 0.0}, r"epsilon=0\.0 must be more than 0"),
     ],
     ids=str,
 )

@@ -4,12 +4,22 @@ There is no training loop here. What is trained, and on what, is the tasks' affa
 """
 
 from leap.training.curve import plot_curves
-from leap.training.fit import Fitted, Progress, Status, fit, processes, quiet
+from leap.training.fit import (
+    Fitted,
+    Measure,
+    Progress,
+    Status,
+    fit,
+    processes,
+    quiet,
+    whole_batches,
+)
 from leap.training.folder import RunFolder
 from leap.training.recipe import Recipe
 
 __all__ = [
     "Fitted",
+    "Measure",
     "Progress",
     "Recipe",
     "RunFolder",
@@ -18,4 +28,5 @@ __all__ = [
     "plot_curves",
     "processes",
     "quiet",
+    "whole_batches",
 ]

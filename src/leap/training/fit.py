@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from statistics import median
 from typing import Any
@@ -11,8 +12,14 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from torch import Tensor
-from torch.utils.data import Dataset
-from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
+from torch.utils.data import Dataset, Subset
+from transformers import (
+    EvalPrediction,
+    PreTrainedModel,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 from transformers.trainer_callback import PrinterCallback
 from transformers.utils import logging
 
@@ -21,6 +28,17 @@ from leap.training.folder import RunFolder
 from leap.training.recipe import Recipe
 
 Example = dict[str, Tensor]
+Collate = Callable[[list[Example]], dict[str, Tensor]]
+"""Makes a batch of examples."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What the best checkpoint is chosen by, in place of the held-out loss; more is better."""
+
+    name: str
+    compute: Callable[[Any, Any], float]
+    """Of the model's logits and the labels, over all held-out examples, as NumPy arrays."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +51,8 @@ class Status:
     """On the training data, over the last few steps."""
     held_out_loss: float | None = None
     """On the held-out data, when last looked at."""
+    held_out_score: float | None = None
+    """The measure there, if there is one."""
 
 
 Progress = Callable[[Status], None]
@@ -45,6 +65,9 @@ class Fitted:
     steps: int
     best_step: int
     best_loss: float
+    """On held-out data, at the best step."""
+    best_score: float | None
+    """The measure there, if there is one."""
     seconds_per_step: float | None
     """Wall time, the median; None if no step was timed."""
     cpu_seconds_per_step: float | None
@@ -60,6 +83,9 @@ def fit(
     recipe: Recipe,
     folder: RunFolder,
     progress: Progress | None = None,
+    *,
+    collate: Collate | None = None,
+    measure: Measure | None = None,
 ) -> Fitted:
     """Train a model, or go on with it from the folder's last checkpoint.
 
@@ -72,16 +98,20 @@ def fit(
         recipe: how.
         folder: where checkpoints and the log go; it must have been created.
         progress: told how far the run is after each step.
+        collate: makes batches of examples that are not all of one length.
+        measure: what to choose the best checkpoint by, rather than the held-out loss.
     """
     n_items = len(train)  # type: ignore[arg-type]
     n_steps = recipe.n_steps(n_items)
-    arguments = _arguments(recipe, folder, n_steps)
-    watch = _Watch(progress)
+    arguments = _arguments(recipe, folder, n_steps, measure)
+    watch = _Watch(progress, measure)
     trainer = Trainer(
         model=model,
         args=arguments,
         train_dataset=Shuffled(train, n_steps * recipe.batch, recipe.seed),
         eval_dataset=held_out,
+        data_collator=collate,
+        compute_metrics=None if measure is None else partial(_score, measure),
         callbacks=[watch, *_tensorboard(folder)],
     )
     trainer.remove_callback(PrinterCallback)
@@ -91,14 +121,29 @@ def fit(
 
     state = trainer.state
     assert state.best_metric is not None and state.best_global_step is not None
+    best = next(
+        row
+        for row in state.log_history
+        if row["step"] == state.best_global_step and "eval_loss" in row
+    )
     return Fitted(
         steps=state.global_step,
         best_step=state.best_global_step,
-        best_loss=state.best_metric,
+        best_loss=best["eval_loss"],
+        best_score=None if measure is None else state.best_metric,
         seconds_per_step=_median(state.log_history, "seconds_per_step"),
         cpu_seconds_per_step=_median(state.log_history, "cpu_seconds_per_step"),
         history=state.log_history,
     )
+
+
+def whole_batches(data: Dataset[Example], batch: int) -> Subset[Example]:
+    """The data as far as it fills batches, or all of it if there is not one.
+
+    Trainer's held-out loss would give a smaller last batch as much weight as the others.
+    """
+    size = len(data)  # type: ignore[arg-type]
+    return Subset(data, range(size // batch * batch or size))
 
 
 class Shuffled(Dataset[Example]):
@@ -130,7 +175,13 @@ class Shuffled(Dataset[Example]):
         return self.data[self._order[1][place]]
 
 
-def _arguments(recipe: Recipe, folder: RunFolder, n_steps: int) -> TrainingArguments:
+def _score(measure: Measure, held_out: EvalPrediction) -> dict[str, float]:
+    return {measure.name: measure.compute(held_out.predictions, held_out.label_ids)}
+
+
+def _arguments(
+    recipe: Recipe, folder: RunFolder, n_steps: int, measure: Measure | None
+) -> TrainingArguments:
     gpu = torch.cuda.is_available()
     arguments = TrainingArguments(
         output_dir=str(folder.checkpoints),
@@ -140,8 +191,11 @@ def _arguments(recipe: Recipe, folder: RunFolder, n_steps: int) -> TrainingArgum
         lr_scheduler_type={"constant": "constant_with_warmup"}.get(
             recipe.schedule, recipe.schedule
         ),
-        warmup_steps=round(recipe.warmup * n_steps),
+        warmup_steps=recipe.n_warmup(n_steps),
         weight_decay=recipe.weight_decay,
+        adam_beta1=recipe.betas[0],
+        adam_beta2=recipe.betas[1],
+        adam_epsilon=recipe.epsilon,
         max_grad_norm=recipe.clip,
         bf16=recipe.bf16,
         seed=recipe.seed,
@@ -152,12 +206,12 @@ def _arguments(recipe: Recipe, folder: RunFolder, n_steps: int) -> TrainingArgum
         save_steps=recipe.evaluate_every,
         save_total_limit=1,  # And the best one.
         load_best_model_at_end=True,
-        metric_for_best_model="eval_loss",
-        greater_is_better=False,
+        metric_for_best_model="eval_loss" if measure is None else f"eval_{measure.name}",
+        greater_is_better=measure is not None,
         logging_steps=recipe.log_every,
         logging_first_step=True,
         logging_nan_inf_filter=False,
-        prediction_loss_only=True,
+        prediction_loss_only=measure is None,
         remove_unused_columns=False,
         dataloader_pin_memory=gpu,
         ddp_find_unused_parameters=False,
@@ -197,10 +251,12 @@ def _tensorboard(folder: RunFolder) -> list[TrainerCallback]:
 class _Watch(TrainerCallback):
     """Tells the progress, and puts the time that steps take into the history."""
 
-    def __init__(self, progress: Progress | None) -> None:
+    def __init__(self, progress: Progress | None, measure: Measure | None) -> None:
         self.progress = progress
+        self.measure = measure
         self.loss: float | None = None
         self.held_out_loss: float | None = None
+        self.held_out_score: float | None = None
         self.start = (0.0, 0.0)
         self.times: list[tuple[float, float]] = []
 
@@ -227,11 +283,21 @@ class _Watch(TrainerCallback):
     ) -> None:
         if metrics:
             self.held_out_loss = metrics["eval_loss"]
+            if self.measure is not None:
+                self.held_out_score = metrics[f"eval_{self.measure.name}"]
             self._tell(state)
 
     def _tell(self, state: Any) -> None:
         if self.progress is not None and state.is_world_process_zero:
-            self.progress(Status(state.global_step, state.max_steps, self.loss, self.held_out_loss))
+            self.progress(
+                Status(
+                    state.global_step,
+                    state.max_steps,
+                    self.loss,
+                    self.held_out_loss,
+                    self.held_out_score,
+                )
+            )
 
 
 @contextmanager

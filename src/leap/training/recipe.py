@@ -26,9 +26,13 @@ class Recipe:
     schedule: Literal["linear", "cosine", "constant"] = "cosine"
     """What becomes of the learning rate after the warm-up."""
     warmup: float = 0.05
-    """Share of the steps in which the learning rate rises to its peak."""
+    """Share of the steps in which the learning rate rises to its peak; above 1, their number."""
     weight_decay: float = 0.0
     """Weight decay of AdamW."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """How slowly AdamW's means of the gradient and of its square change."""
+    epsilon: float = 1e-8
+    """What AdamW adds to the root of the square."""
     clip: float = 1.0
     """Largest norm of the gradient; longer ones are shortened to it."""
     bf16: bool = False
@@ -43,7 +47,7 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.steps is not None and self.epochs is not None:
             raise ConfigError(f"steps={self.steps} and epochs={self.epochs}: give one of them")
-        for name in ("steps", "epochs", "batch", "accumulate", "learning_rate", "clip"):
+        for name in ("steps", "epochs", "batch", "accumulate", "learning_rate", "clip", "epsilon"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"{name}={value} must be more than 0")
@@ -60,11 +64,20 @@ class Recipe:
                 f"evaluate_every={self.evaluate_every} is no multiple of "
                 f"log_every={self.log_every}; make it one"
             )
-        if not 0 <= self.warmup <= 1:
-            raise ConfigError(f"warmup={self.warmup} is a share of the steps, from 0 to 1")
+        if not 0 <= self.warmup < math.inf or (self.warmup > 1 and self.warmup % 1):
+            raise ConfigError(
+                f"warmup={self.warmup} is a share of the steps, from 0 to 1, or a whole number "
+                "of them"
+            )
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"betas={self.betas} must be from 0 to less than 1")
 
     def n_steps(self, n_items: int) -> int:
         """Optimiser steps over `n_items` sequences."""
         if self.epochs is None:
             return DEFAULT_STEPS if self.steps is None else self.steps
         return max(1, math.ceil(self.epochs * n_items / self.batch))
+
+    def n_warmup(self, n_steps: int) -> int:
+        """Steps of the warm-up, of so many in all."""
+        return int(self.warmup) if self.warmup > 1 else round(self.warmup * n_steps)

@@ -14,7 +14,16 @@ from leap.tasks.lm.data import Blocks, Corpus, read_corpus
 from leap.tasks.lm.evaluate import score
 from leap.tasks.lm.model import ModelConfig, build_model
 from leap.tasks.lm.tokenizer import TextTokenizer, load_tokenizer, make_tokenizer
-from leap.training import Progress, Recipe, RunFolder, fit, plot_curves, processes, quiet
+from leap.training import (
+    Progress,
+    Recipe,
+    RunFolder,
+    fit,
+    plot_curves,
+    processes,
+    quiet,
+    whole_batches,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,8 +142,7 @@ def _held_out(tokens: Tensor, config: TrainConfig) -> Subset[dict[str, Tensor]]:
     # A short text has little to hold out: then all of it is one sequence.
     length = min(config.length, len(tokens) - 1)
     blocks = Blocks(tokens, length, "the held-out text")
-    # Whole batches, if there is one: Trainer would give a smaller last one as much weight.
-    return Subset(blocks, range(len(blocks) // config.batch * config.batch or len(blocks)))
+    return whole_batches(blocks, config.batch)
 
 
 def _digest(*tokens: Tensor) -> str:
