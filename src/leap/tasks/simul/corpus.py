@@ -1,8 +1,24 @@
 """Sentences with their translations, and with their sound where they are spoken."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
+
+from leap.errors import FileError, LeapError
+
+HELD_OUT = 0.05
+"""Share of the sentences in each part that is held out, where the source has none itself."""
+PARTS = {
+    "train": "train",
+    "training": "train",
+    "val": "valid",
+    "valid": "valid",
+    "validation": "valid",
+    "dev": "valid",
+}
+"""What files call the two parts that every corpus has. Others keep their names, and are tests."""
 
 
 @dataclass(frozen=True)
@@ -47,3 +63,89 @@ class Corpus:
     source_language: str
     target_language: str
     parts: Mapping[str, Sequence[Sentence]]
+    left_out: Sequence[str] = ()
+    """What could not be read, a line each; all the rest was."""
+
+    @property
+    def is_spoken(self) -> bool:
+        """Whether there is sound."""
+        return any(sentence.audio for part in self.parts.values() for sentence in part)
+
+
+class Reader:
+    """Takes the sentences that can be read, and remembers why others cannot."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, list[Sentence]] = {}
+        self.left_out: list[str] = []
+
+    @contextmanager
+    def sentence(self, name: str) -> Iterator[None]:
+        """Let one sentence go wrong, without harm to the others.
+
+        Args:
+            name: of the sentence, for the note why it is left out.
+        """
+        try:
+            yield
+        except LeapError as error:
+            self.left_out.append(f"{name}: {error}")
+
+    def add(self, part: str, sentence: Sentence) -> None:
+        """Put a sentence into a part, with one space between words, as everyone counts them."""
+        sentence = replace(
+            sentence, source=_one_line(sentence.source), target=_one_line(sentence.target)
+        )
+        if not sentence.target or not (sentence.source or sentence.audio):
+            raise FileError("it has no text")
+        self.parts.setdefault(part, []).append(sentence)
+
+    def corpus(self, name: str, source_language: str, target_language: str) -> Corpus:
+        """All that could be read.
+
+        Raises:
+            FileError: if that is nothing.
+        """
+        if not self.parts:
+            why = f" ({self.left_out[0]})" if self.left_out else ""
+            raise FileError(f"no sentence of {name} can be read{why}")
+        return Corpus(name, source_language, target_language, self.parts, self.left_out)
+
+
+def with_held_out(corpus: Corpus) -> Corpus:
+    """The corpus with the parts `valid` and `test`, cut off `train` where it has none.
+
+    A sentence's part depends on its source alone, so one that occurs twice is not learnt in one
+    place and tested in another.
+    """
+    parts = dict(corpus.parts)
+    if not parts.get("train"):
+        return corpus
+    missing = [] if "valid" in parts else ["valid"]
+    missing += [] if parts.keys() - {"train", "valid"} else ["test"]
+    for number, part in enumerate(missing):
+        train = parts["train"]
+        kept = [sentence for sentence in train if _share(sentence, number) >= HELD_OUT]
+        held_out = [sentence for sentence in train if _share(sentence, number) < HELD_OUT]
+        if not held_out or not kept:
+            raise FileError(
+                f"{corpus.name} has {len(train)} sentences, too few to hold some out; give more, "
+                f"or a part named {part}"
+            )
+        parts |= {"train": kept, part: held_out}
+    return replace(corpus, parts=parts)
+
+
+def _share(sentence: Sentence, number: int) -> float:
+    """A number from 0 to 1 that looks random, and is always the same."""
+    text = sentence.source or sentence.id
+    return int.from_bytes(sha256(f"{number} {text}".encode()).digest()[:6], "big") / 2**48
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def texts(sentences: Iterable[Sentence]) -> list[str]:
+    """Both sides of sentences, to make a vocabulary of."""
+    return [text for sentence in sentences for text in (sentence.source, sentence.target) if text]

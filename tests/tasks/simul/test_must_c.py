@@ -1,0 +1,74 @@
+import numpy as np
+import pytest
+
+from leap.errors import FileError
+from leap.tasks.simul.audio import read_sound, write_sound
+from leap.tasks.simul.must_c import read_must_c, read_segments, write_must_c
+
+
+@pytest.fixture
+def must_c(tmp_path):
+    chance = np.random.default_rng(0)
+    for split in ("train", "dev", "tst-COMMON"):
+        inside = tmp_path / "en-de" / "data" / split
+        (inside / "wav").mkdir(parents=True)
+        (inside / "txt").mkdir()
+        sound = chance.uniform(-0.5, 0.5, 48000).astype(np.float32)
+        write_sound(inside / "wav" / "ted_1.wav", sound)
+        segments = [
+            "- {duration: 1.000000, offset: 0.500000, speaker_id: spk.1, wav: ted_1.wav}\n",
+            "- {duration: 0.250000, offset: 2.000000, speaker_id: spk.1, wav: ted_1.wav}\n",
+        ]
+        (inside / "txt" / f"{split}.yaml").write_text("".join(segments), encoding="utf-8")
+        (inside / "txt" / f"{split}.en").write_text("one\ntwo\n", encoding="utf-8")
+        (inside / "txt" / f"{split}.de").write_text("eins\nzwei\n", encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize("inside", ["", "en-de"])
+def test_segments_are_found_in_their_talk(must_c, inside):
+    corpus = read_must_c(must_c / inside)
+    assert set(corpus.parts) == {"train", "valid", "tst-COMMON"}
+    first, second = corpus.parts["train"]
+    assert (first.source, first.target, first.speaker) == ("one", "eins", "spk.1")
+    assert (first.n_frames, second.n_frames) == (100, 25)
+    assert first.id != second.id
+    whole = read_sound(first.audio.path)
+    np.testing.assert_array_equal(read_sound(second.audio), whole[32000:36000])
+
+
+def test_what_is_written_is_read_again(must_c, tmp_path):
+    corpus = read_must_c(must_c)
+    write_must_c(corpus, tmp_path / "again")
+    again = read_must_c(tmp_path / "again")
+    assert {part: [s.source for s in found] for part, found in again.parts.items()} == {
+        part: [s.source for s in found] for part, found in corpus.parts.items()
+    }
+    ours, theirs = again.parts["train"][1], corpus.parts["train"][1]
+    np.testing.assert_array_equal(read_sound(ours.audio), read_sound(theirs.audio))
+
+
+def test_a_missing_talk_costs_its_own_segments_alone(must_c):
+    (must_c / "en-de/data/dev/wav/ted_1.wav").unlink()
+    corpus = read_must_c(must_c)
+    assert set(corpus.parts) == {"train", "tst-COMMON"}
+    assert len(corpus.left_out) == 2
+    assert corpus.left_out[0].startswith("segment 1 of dev: no sound file at")
+
+
+def test_what_does_not_fit_is_named(must_c):
+    txt = must_c / "en-de/data/dev/txt"
+    (txt / "dev.de").write_text("eins\n", encoding="utf-8")
+    with pytest.raises(FileError, match=r"dev\.de in .* has 1 lines, but dev\.yaml has 2"):
+        read_must_c(must_c)
+    (txt / "dev.de").unlink()
+    with pytest.raises(FileError, match=r"cannot read .*dev\.de"):
+        read_must_c(must_c)
+    (txt / "dev.yaml").write_text("- {wav: a.wav, duration: 1}\n", encoding="utf-8")
+    with pytest.raises(FileError, match=r"segment 1 of .*dev\.yaml has no offset"):
+        read_segments(txt / "dev.yaml")
+    (txt / "dev.yaml").write_text("{", encoding="utf-8")
+    with pytest.raises(FileError, match=r"dev\.yaml is no YAML file"):
+        read_segments(txt / "dev.yaml")
+    with pytest.raises(FileError, match="no MuST-C at"):
+        read_must_c(txt)
