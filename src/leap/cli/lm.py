@@ -125,8 +125,8 @@ def compare(config: CompareConfig) -> None:
 
 def recall(config: RecallConfig) -> None:
     """Train and ask the models, print the table, and say where the files are."""
-    with progress_shown() as progress:
-        rows = recalling.recall(config, progress)
+    with progress_shown() as show:
+        rows = recalling.recall(config, _told(show))
     _show(tuple(recalling.columns(config)), [recalling.cells(row) for row in rows])
     for name in ("results.json", "results.md", "recall.png"):
         print(f"wrote {config.output / name}")

@@ -31,11 +31,11 @@ def make(**settings):
 def nats_one_by_one(model, context):
     """-log p of each token, from a run of its own over the last `context` tokens before it."""
     tokens = torch.tensor([256, *TOKENIZER.encode_documents(TEXT).tolist()])
-    total = 0.0
+    nats = []
     for i in range(1, len(tokens)):
         logits = model(input_ids=tokens[None, max(0, i - context) : i]).logits[0, -1]
-        total -= float(logits.log_softmax(-1)[tokens[i]])
-    return total
+        nats.append(-float(logits.log_softmax(-1)[tokens[i]]))
+    return nats
 
 
 @torch.no_grad()
@@ -43,7 +43,7 @@ def nats_one_by_one(model, context):
 def test_perplexities_are_by_the_definition(attention):
     options = {"position_embedding": "learned"} if attention == "gpt2" else {}
     model = make(attention=attention, **options).eval()
-    nats = nats_one_by_one(model, N)
+    nats = sum(nats_one_by_one(model, N))
     found = score(model, TOKENIZER, TEXT, length=N)
     assert found.nats == pytest.approx(nats, rel=1e-6)
     assert (found.tokens, found.words, found.bytes) == (N, 8, N - 2)
@@ -56,7 +56,7 @@ def test_perplexities_are_by_the_definition(attention):
 def test_a_stride_of_one_shows_every_token_a_full_window():
     model = make().eval()
     found = score(model, TOKENIZER, TEXT, length=7, stride=1)
-    assert found.nats == pytest.approx(nats_one_by_one(model, 7), rel=1e-6)
+    assert found.nats == pytest.approx(sum(nats_one_by_one(model, 7)), rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +68,20 @@ def test_carrying_the_state_is_one_pass_over_the_whole_text(attention, length):
     whole = score(model, TOKENIZER, TEXT, length=N)
     carried = score(model, TOKENIZER, TEXT, length=length, stateful=True)
     assert carried.nats == pytest.approx(whole.nats, rel=1e-6)
+
+
+@torch.no_grad()
+def test_a_carried_state_is_scored_in_stretches_each_as_long_as_all_before_it():
+    model = make(position_embedding="none")
+    n = len(TOKENIZER.encode_documents(TEXT))
+    found = score(model, TOKENIZER, TEXT, length=2, stateful=True)
+    ends = [2, 4, 8, 16, 32, 64, 128]
+    assert [x.end for x in found.stretches] == [*(end for end in ends if end < n), n]
+    assert [x.start for x in found.stretches] == [0, *(x.end for x in found.stretches[:-1])]
+    truth = nats_one_by_one(model, n)
+    for x in found.stretches:
+        assert x.nats == pytest.approx(sum(truth[x.start : x.end]), rel=1e-5)
+    assert score(model, TOKENIZER, TEXT, length=2).stretches == ()
 
 
 @pytest.mark.parametrize(

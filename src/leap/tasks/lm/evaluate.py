@@ -10,6 +10,7 @@ What is seen before it is up to a window's length, or, statefully, the whole tex
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,20 @@ class EvalConfig:
 
 
 @dataclass(frozen=True)
+class Stretch:
+    """The tokens from `start` to `end` of a text that was read as one."""
+
+    start: int
+    end: int
+    nats: float
+
+    @property
+    def perplexity(self) -> float:
+        """Per token."""
+        return _exp(self.nats / (self.end - self.start))
+
+
+@dataclass(frozen=True)
 class Score:
     """What was measured."""
 
@@ -67,6 +82,9 @@ class Score:
     bytes: int
     nats: float
     """Sum of -log p over the tokens."""
+    stretches: tuple[Stretch, ...] = ()
+    """Statefully, the text in parts, each as long as all before it: whether what was read long
+    ago still helps, or harms."""
 
     @property
     def loss(self) -> float:
@@ -95,6 +113,7 @@ class Score:
             "perplexity": self.perplexity,
             "word_perplexity": self.word_perplexity,
             "bits_per_byte": self.bits_per_byte,
+            "stretches": [asdict(x) | {"perplexity": x.perplexity} for x in self.stretches],
         }
 
 
@@ -175,12 +194,24 @@ def score(
     parts = (
         _stateful(model, text, length) if stateful else _windows(model, text, length, stride, batch)
     )
-    nats = 0.0
-    for done, part in parts:
-        nats += part
+    done, nats = [0], [0.0]
+    for end, part in parts:
+        done.append(end)
+        nats.append(nats[-1] + part)
         if progress is not None:
-            progress(done, len(tokens))
-    return Score(len(tokens), words, n_bytes, nats)
+            progress(end, len(tokens))
+    stretches = _stretches(done, nats) if stateful else ()
+    return Score(len(tokens), words, n_bytes, nats[-1], stretches)
+
+
+def _stretches(done: list[int], nats: list[float]) -> tuple[Stretch, ...]:
+    """Cut where twice as much was read as at the last cut, from sums at some points."""
+    cuts = [0, 1]
+    while 2 * cuts[-1] < len(done) - 1:
+        cuts.append(2 * cuts[-1])
+    if cuts[-1] != len(done) - 1:
+        cuts.append(len(done) - 1)
+    return tuple(Stretch(done[a], done[b], nats[b] - nats[a]) for a, b in pairwise(cuts))
 
 
 def _windows(

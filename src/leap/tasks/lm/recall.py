@@ -1,0 +1,286 @@
+"""How far a model remembers: a word at the start of a text, asked for after a long filler.
+
+    filler ... MARK w filler ... MARK        the model is to go on with w
+
+The filler is real text. In training, sequences have one length and the word stands anywhere in
+them, so that every distance up to that length is met; it is then asked for at far longer ones, the
+state carried all the way. A model that guesses is right once in as many times as there are words.
+
+    results.json, results.md   the share of right answers by distance, a row a model
+    recall.png                 the same as a picture
+    <model>/                   the run folder of each
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+from transformers import PreTrainedModel, set_seed
+
+from leap.errors import ConfigError
+from leap.tasks.lm.compare import CompareProgress, parse_model
+from leap.tasks.lm.data import read_corpus
+from leap.tasks.lm.model import ModelConfig, SizeConfig, build_model
+from leap.tasks.lm.tokenizer import TextTokenizer, make_tokenizer
+from leap.training import Recipe, RunFolder, Status, fit
+from leap.training.folder import write_json, write_whole
+
+IGNORED = -100
+MARK = 14
+"""Byte before a word: a control character, which texts do not have. The words are those after."""
+MOST_WORDS = 16
+CHUNK = 2048
+"""Tokens read at once when a word is asked for; it changes nothing but speed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecallConfig(Recipe, SizeConfig):
+    """Measure how far models remember a word over a filler of real text.
+
+    Models are trained to recall it within short texts, then asked over longer and longer ones.
+    """
+
+    models: tuple[str, ...] = ("leap:none", "leapformer:none", "leapformer:alibi", "softmax:rotary")
+    """Models, by the short forms of leap lm compare; none of them with learned positions."""
+    data: str | None = None
+    """Filler: text, as for leap lm train."""
+    length: int = 256
+    """Tokens in a sequence of training: the longest distance that is learned from."""
+    distances: tuple[int, ...] = (64, 256, 1024, 4096, 16384, 65536)
+    """Tokens between the word and the question."""
+    words: int = 16
+    """Different words there may be."""
+    questions: int = 64
+    """Questions at each distance."""
+    n_layer: int | None = 4
+    """Layers."""
+    steps: int | None = 600
+    """Optimiser steps."""
+    batch: int = 16
+    """Sequences in each step."""
+    learning_rate: float = 2e-3
+    """Peak learning rate of AdamW."""
+    dropout: float | None = 0.0
+    """Share of activations dropped in training."""
+    output: Path = Path("runs/recall")
+    """Folder for the table, the picture and a run folder for each model."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.models or not self.distances:
+            raise ConfigError("models or distances are empty; name at least one of each")
+        if self.words > MOST_WORDS:
+            raise ConfigError(f"words={self.words} must be {MOST_WORDS} or fewer")
+        for name, least in (("length", 4), ("words", 2), ("questions", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name}={getattr(self, name)} must be {least} or more")
+        if min(self.distances) < 1:
+            raise ConfigError(f"distances={self.distances}: give 1 or more for each")
+        for model in self.models:
+            parse_model(model)
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """How well one model did."""
+
+    model: str
+    parameters: int
+    accuracy: dict[int, float]
+    """Share of right answers by distance."""
+
+
+class Questions(Dataset[dict[str, Tensor]]):
+    """Sequences of `length` tokens that end in the question for a word within them.
+
+    Args:
+        filler: tokens of a text.
+        words: how many different words there are.
+        length: of a sequence.
+        count: how many sequences.
+        seed: of everything that is drawn.
+    """
+
+    def __init__(self, filler: Tensor, words: int, *, length: int, count: int, seed: int) -> None:
+        if len(filler) < length:
+            raise ConfigError(f"the filler has {len(filler)} tokens, fewer than length={length}")
+        self.filler = filler
+        self.words, self.length, self.count, self.seed = words, length, count, seed
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        draw = torch.Generator().manual_seed(self.seed * 1_000_003 + index)
+
+        def number(bound: int) -> int:
+            return int(torch.randint(bound, (), generator=draw))
+
+        start = number(len(self.filler) - self.length + 1)
+        tokens = self.filler[start : start + self.length].long().clone()
+        place, word = number(self.length - 2), MARK + 1 + number(self.words)
+        tokens[place], tokens[place + 1], tokens[-1] = MARK, word, MARK
+        answer = torch.full_like(tokens, IGNORED)
+        answer[-1] = word
+        return {"input_ids": tokens, "labels": tokens, "shift_labels": answer}
+
+
+def recall(config: RecallConfig, progress: CompareProgress | None = None) -> list[Remembered]:
+    """Train each model, ask it, and write the table; models that are done are not trained again."""
+    corpus = read_corpus(config.data)
+    tokenizer = make_tokenizer("bytes", None, [])
+    filler = {part: tokenizer.encode_documents(corpus.part(part)) for part in ("train", "valid")}
+    rows = []
+    for name in config.models:
+        rows.append(_one(config, name, tokenizer, filler, progress))
+        _write(config, rows)
+    return rows
+
+
+def _one(
+    config: RecallConfig,
+    name: str,
+    tokenizer: TextTokenizer,
+    filler: dict[str, Tensor],
+    progress: CompareProgress | None,
+) -> Remembered:
+    settings = asdict(config) | {"model": name}
+    for other in ("models", "output"):
+        settings.pop(other)
+    folder = RunFolder(config.output / name.replace(":", "-").replace(",", "+"), settings)
+    finished = folder.metrics()
+    if finished is not None:
+        accuracy = {int(d): share for d, share in finished["accuracy"].items()}
+        return Remembered(name, finished["parameters"], accuracy)
+
+    set_seed(config.seed)
+    model = _model(config, name, tokenizer)
+    train, valid = (
+        Questions(
+            filler[part],
+            config.words,
+            length=config.length,
+            count=count,
+            seed=config.seed + offset,
+        )
+        for offset, (part, count) in enumerate((("train", 10**6), ("valid", 8 * config.batch)))
+    )
+    folder.create({"filler": str(len(filler["train"]))})
+
+    def tell(status: Status) -> None:
+        if progress is not None:
+            progress(name, status)
+
+    fit(model, train, valid, config, folder, tell)
+    accuracy = {
+        distance: accuracy_at(
+            model,
+            filler["valid"],
+            config.words,
+            distance=distance,
+            questions=config.questions,
+            seed=config.seed,
+        )
+        for distance in config.distances
+    }
+    found = Remembered(name, model.num_parameters(), accuracy)
+    folder.write_metrics(asdict(found))
+    return found
+
+
+def _model(config: RecallConfig, name: str, tokenizer: TextTokenizer) -> PreTrainedModel:
+    short = parse_model(name)
+    given = {field.name: getattr(short, field.name) for field in fields(short)}
+    sizes = {field.name: getattr(config, field.name) for field in fields(SizeConfig)}
+    sizes = {key: value for key, value in sizes.items() if given[key] is None}
+    model = build_model(ModelConfig(**given | sizes), tokenizer, config.length)
+    if getattr(model.config, "position_embedding", "learned") == "learned":
+        raise ConfigError(
+            f"models: {name} has learned positions, which end with the length of training; "
+            "add :rotary, :alibi or :none"
+        )
+    return model
+
+
+@torch.no_grad()
+def accuracy_at(
+    model: nn.Module,
+    filler: Tensor,
+    words: int,
+    *,
+    distance: int,
+    questions: int,
+    seed: int = 0,
+) -> float:
+    """Share of right answers after `distance` tokens of filler, the text read in chunks.
+
+    A filler that is shorter than that is read over and over.
+    """
+    model.eval()  # Any causal language model of Hugging Face's kind.
+    draw = torch.Generator().manual_seed(seed)
+    right = 0
+    for first in range(0, questions, 16):
+        n = min(16, questions - first)
+        answer = torch.randint(words, (n,), generator=draw) + MARK + 1
+        start = torch.randint(len(filler), (n,), generator=draw)
+        mark = torch.full((n, 1), MARK)
+        past = model(
+            input_ids=torch.cat([mark, answer[:, None]], dim=1), use_cache=True
+        ).past_key_values
+        for done in range(0, distance, CHUNK):
+            at = start[:, None] + torch.arange(done, min(done + CHUNK, distance))
+            past = model(
+                input_ids=filler[at % len(filler)].long(),
+                past_key_values=past,
+                use_cache=True,
+                logits_to_keep=1,
+            ).past_key_values
+        logits = model(input_ids=mark, past_key_values=past, use_cache=True).logits[:, -1]
+        right += int((logits.argmax(-1) == answer).sum())
+    return right / questions
+
+
+def _write(config: RecallConfig, rows: Sequence[Remembered]) -> None:
+    results: dict[str, Any] = {"config": asdict(config), "rows": [asdict(row) for row in rows]}
+    write_json(config.output / "results.json", results)
+    write_whole(config.output / "results.md", markdown(config, rows))
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    for row in rows:
+        axes.plot(list(row.accuracy), list(row.accuracy.values()), marker="o", label=row.model)
+    axes.axhline(1 / config.words, color="grey", linestyle=":", label="guessing")
+    axes.axvline(config.length, color="grey", linewidth=0.5)
+    axes.set(xscale="log", xlabel="tokens in between", ylabel="right answers", ylim=(0, 1.05))
+    axes.legend()
+    figure.savefig(config.output / "recall.png", dpi=120)
+    plt.close(figure)
+
+
+def cells(row: Remembered) -> list[str]:
+    """A row of the table, as text."""
+    return [
+        row.model,
+        f"{row.parameters:,}",
+        *(f"{100 * share:.0f} %" for share in row.accuracy.values()),
+    ]
+
+
+def columns(config: RecallConfig) -> list[str]:
+    """Heads of the table."""
+    return ["model", "parameters", *(f"{distance:,}" for distance in config.distances)]
+
+
+def markdown(config: RecallConfig, rows: Sequence[Remembered]) -> str:
+    """The table in Markdown."""
+    heads = columns(config)
+    lines = [heads, ["---", *("--:" for _ in heads[1:])], *(cells(row) for row in rows)]
+    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return (
+        f"Share of {config.questions} questions answered right, by the tokens between a word "
+        f"(one of {config.words}) and the question; {config.n_steps(0)} steps of {config.batch} x "
+        f"{config.length} tokens, seed {config.seed}.\n\n{table}\n"
+    )
