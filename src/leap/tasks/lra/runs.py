@@ -1,0 +1,185 @@
+"""What one run is: a model, how it is trained, on which examples, and where it goes."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, Subset
+
+from leap.errors import ConfigError
+from leap.models import LeapformerForSequenceClassification
+from leap.models.config import Pooling
+from leap.tasks.lra.cache import SPLITS
+from leap.tasks.lra.data import DATA, TASKS, Collator, TaskDataset, load_task
+from leap.tasks.lra.model import EPSILON, encoder_config, paper
+from leap.training import Recipe
+
+RUNS = Path("runs/lra")
+"""Where runs are kept, unless told otherwise."""
+LOOKS = 20
+"""Looks at the validation set in a run, unless told otherwise."""
+FEWEST_STEPS_BETWEEN_LOOKS = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What training and its ablations have in common."""
+
+    task: str = "listops"
+    """Task: listops, text, retrieval, retrieval-standin, image, pathfinder, or pathfinder-easy or
+    -intermediate; made by leap lra prepare."""
+    seeds: tuple[int, ...] = (0,)
+    """Seeds of the weights and of the order of the data; a run for each."""
+    steps: int | None = None
+    """Optimiser steps. [the paper's: 20,000 to 50,000]"""
+    budget: float | None = None
+    """Minutes for all runs of this command together, in place of steps: a few are timed, and every
+    run gets as many as fit."""
+    batch: int | None = None
+    """Examples in each step. [the paper's: 16 to 256]"""
+    accumulate: int = 1
+    """Parts each batch is computed in: less memory, the same result."""
+    learning_rate: float | None = None
+    """Peak learning rate of AdamW. [the paper's: 1e-4 or 2e-4]"""
+    warmup: float | None = None
+    """Share of the steps in which the learning rate rises; above 1, their number. [the paper's
+    share]"""
+    pooling: Pooling = "mean"
+    """How a text becomes one vector: mean, last, or cls, a token of its own."""
+    dropout: float = 0.1
+    """Of embeddings, attended values and feed-forward layers."""
+    attention_dropout: float = 0.0
+    """Of scores, or of what attentions without scores have instead. The authors' code has 0.1,
+    which reaches only two of its attentions."""
+    evaluate_every: int | None = None
+    """Steps between looks at the validation set. [20 looks, at least 50 steps apart]"""
+    valid_examples: int | None = 1000
+    """Examples of the validation set to look at; None for all."""
+    test_examples: int | None = None
+    """Examples of the test set to look at. [all]"""
+    bf16: bool = False
+    """Compute in bfloat16 where that is safe."""
+    data: Path = DATA
+    """Folder of prepared tasks."""
+    output: Path = RUNS
+    """Folder for the runs; a run that is there is kept, and one that was stopped goes on."""
+
+    def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise ConfigError(f"task={self.task!r} is not known; there are {', '.join(TASKS)}")
+        if self.steps is not None and self.budget is not None:
+            raise ConfigError(f"steps={self.steps} and budget={self.budget}: give one of them")
+        if self.budget is not None and not self.budget > 0:
+            raise ConfigError(f"budget={self.budget} must be more than 0 minutes")
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise ConfigError(f"seeds={self.seeds}: give one or more, none of them twice")
+        for name in ("valid_examples", "test_examples"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value} must be 1 or more")
+        self.recipe(self.steps or paper(self.task).steps, 0)
+
+    def recipe(self, steps: int, seed: int) -> dict[str, Any]:
+        """How to train for so many steps, as fields of a checked `Recipe`."""
+        known = paper(self.task)
+        every = self.evaluate_every or min(max(steps // LOOKS, FEWEST_STEPS_BETWEEN_LOOKS), steps)
+        recipe = Recipe(
+            steps=steps,
+            batch=self.batch or known.batch,
+            accumulate=self.accumulate,
+            learning_rate=self.learning_rate or known.learning_rate,
+            schedule="linear",
+            warmup=known.warmup / known.steps if self.warmup is None else self.warmup,
+            epsilon=EPSILON,
+            bf16=self.bf16,
+            seed=seed,
+            evaluate_every=every,
+            log_every=next(n for n in range(min(every, 10), 0, -1) if every % n == 0),
+        )
+        return asdict(recipe)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A model to train: an attention, and what of its config is not the paper's."""
+
+    name: str
+    attention: str
+    changes: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(Recipe):
+    """All that one run is defined by, and where its data and its folder are."""
+
+    task: str
+    name: str
+    """What the attention is called in tables."""
+    attention: str
+    changes: dict[str, Any]
+    """Of the model's config."""
+    valid_examples: int | None
+    test_examples: int | None
+    data: Path
+    output: Path
+
+
+def run_configs(config: Settings, variants: Sequence[Variant], steps: int) -> list[RunConfig]:
+    """Every run, the seeds of a variant one after another."""
+    model = {
+        "pooling": config.pooling,
+        "hidden_dropout_prob": config.dropout,
+        "attention_dropout": config.attention_dropout,
+    }
+    return [
+        RunConfig(
+            **config.recipe(steps, seed),
+            task=config.task,
+            name=variant.name,
+            attention=variant.attention,
+            changes=model | variant.changes,
+            valid_examples=config.valid_examples,
+            test_examples=config.test_examples,
+            data=config.data,
+            output=config.output / config.task / variant.name / f"seed-{seed}",
+        )
+        for variant in variants
+        for seed in config.seeds
+    ]
+
+
+def build_model(run: RunConfig, data: TaskDataset) -> LeapformerForSequenceClassification:
+    """The model of a run, with new weights."""
+    config = encoder_config(data.info, run.attention, **run.changes)
+    return LeapformerForSequenceClassification(config)
+
+
+def some(data: Dataset[dict[str, Tensor]], count: int | None) -> Dataset[dict[str, Tensor]]:
+    """So many of the examples, the same for every run; files may have them sorted by class."""
+    size = len(data)  # type: ignore[arg-type]
+    if count is None or count >= size:
+        return data
+    order = torch.randperm(size, generator=torch.Generator().manual_seed(0))
+    return Subset(data, order[:count].tolist())
+
+
+def open_splits(run: RunConfig) -> dict[str, TaskDataset]:
+    """The examples of the task: train, valid and test."""
+    return {split: load_task(run.task, run.data, split) for split in SPLITS}
+
+
+def make_batch(
+    data: TaskDataset, collate: Collator, size: int, start: int = 0
+) -> dict[str, Tensor]:
+    """So many examples of the data from `start` on, beginning anew where it ends."""
+    return collate([data[i % len(data)] for i in range(start, start + size)])
+
+
+def digest(data: TaskDataset) -> str:
+    """Of all splits, by the checksums that were written with them."""
+    sums = "".join(file["sha256"] for _, file in sorted(data.facts["files"].items()))
+    return sha256(sums.encode()).hexdigest()[:16]

@@ -1,0 +1,205 @@
+"""Training: from a prepared task to run folders with models, their results and learning curves.
+
+    <output>/<task>/<attention>/seed-0/    the run folder of each, see `leap.training.folder`
+    <output>/<task>/budget.json            how many steps a budget gave, for all that join later
+    <output>/<task>/curves.png             the learning curves of the runs
+
+The validation set chooses the checkpoint; the test set is looked at once, when that is done.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import set_seed
+
+from leap.errors import ConfigError
+from leap.models import LeapformerForSequenceClassification, usable_as
+from leap.tasks.lra.budget import find_steps
+from leap.tasks.lra.data import Collator, TaskDataset
+from leap.tasks.lra.evaluate import ACCURACY, score
+from leap.tasks.lra.runs import (
+    RunConfig,
+    Settings,
+    Variant,
+    build_model,
+    digest,
+    make_batch,
+    open_splits,
+    run_configs,
+    some,
+)
+from leap.training import (
+    RunFolder,
+    Status,
+    fit,
+    plot_curves,
+    processes,
+    quiet,
+    whole_batches,
+)
+
+RunProgress = Callable[[str, Status], None]
+"""Told the name of a run, and how far it is."""
+PeakBytes = Callable[[Callable[[], object], torch.device], int]
+"""Measures the most memory that a call holds at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(Settings):
+    """Train classifiers on a task of Long Range Arena, alike but for their attention.
+
+    By default as in the LeaPformer paper. Runs that are done are kept, and one that was stopped
+    goes on: run the same command again. leap lra report makes a table of them.
+    """
+
+    attention: tuple[str, ...] = ("leapformer",)
+    """Attentions, a model for each; or all."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        known = usable_as("bidirectional")
+        for name in self.attentions():
+            if name not in known:
+                raise ConfigError(
+                    f"attention={name!r} is not known in encoders; there are {', '.join(known)}"
+                )
+
+    def attentions(self) -> list[str]:
+        """Their names."""
+        names = usable_as("bidirectional") if self.attention == ("all",) else list(self.attention)
+        if not names or len(set(names)) < len(names):
+            raise ConfigError(f"attention={' '.join(names)}: give one or more, none of them twice")
+        return names
+
+
+def train(
+    config: TrainConfig,
+    progress: RunProgress | None = None,
+    peak_bytes: PeakBytes | None = None,
+) -> list[dict[str, Any]]:
+    """Train a model for each attention and seed, or take up where that was stopped.
+
+    Args:
+        config: what to train.
+        progress: told how far the work is.
+        peak_bytes: how to measure memory, as `leap.bench.measure.peak_bytes` does; None leaves it
+            out.
+
+    Returns:
+        The results of each run, as its metrics.json has them.
+    """
+    variants = [Variant(name=name, attention=name) for name in config.attentions()]
+    return train_variants(config, variants, progress, peak_bytes)
+
+
+def train_variants(
+    config: Settings,
+    variants: Sequence[Variant],
+    progress: RunProgress | None = None,
+    peak_bytes: PeakBytes | None = None,
+) -> list[dict[str, Any]]:
+    """Train each variant with each seed, in equal steps."""
+    steps = find_steps(config, variants)
+    results = []
+    histories = {}
+    for run in run_configs(config, variants, steps):
+        label = f"{run.name} seed {run.seed}"
+
+        def tell(status: Status, label: str = label) -> None:
+            if progress is not None:
+                progress(label, status)
+
+        metrics = train_run(run, tell, peak_bytes)
+        if not metrics:
+            continue  # Not the first of several processes.
+        results.append(metrics)
+        histories[label] = metrics["history"]
+        title = f"{config.task}: {metrics['steps']} steps of {run.batch} examples"
+        path = config.output / config.task / "curves.png"
+        plot_curves(histories, path, title, unit="nats an example", measure=ACCURACY.name)
+    return results
+
+
+def train_run(
+    run: RunConfig,
+    progress: Callable[[Status], None] | None = None,
+    peak_bytes: PeakBytes | None = None,
+) -> dict[str, Any]:
+    """One run, or what it left behind if it is done."""
+    settings = asdict(run)
+    for name in ("data", "output"):  # The data is told by its checksums.
+        settings.pop(name)
+    folder = RunFolder(run.output, settings)
+    finished = folder.metrics()
+    if finished is not None:
+        return finished
+    with processes().main_process_first():
+        data = open_splits(run)
+        set_seed(run.seed)
+        model = build_model(run, data["train"])
+        folder.create({"data": digest(data["train"])})
+
+    collate = Collator(data["train"].info)
+    valid = whole_batches(some(data["valid"], run.valid_examples), run.batch)
+    fitted = fit(
+        model, data["train"], valid, run, folder, progress, collate=collate, measure=ACCURACY
+    )
+    if not processes().is_main_process:
+        return {}
+    test = score(model, some(data["test"], run.test_examples), collate, run.batch)
+    memory = _step_bytes(model, data["train"], collate, run, peak_bytes)
+
+    def write_model(path: Path) -> None:
+        with quiet():
+            model.save_pretrained(str(path))
+
+    folder.write_folder("model", write_model)
+    title = f"{run.task}, {run.name}, seed {run.seed}"
+    plot_curves(
+        {run.name: fitted.history},
+        folder.path / "curve.png",
+        title,
+        unit="nats an example",
+        measure=ACCURACY.name,
+    )
+    metrics = {
+        "task": run.task,
+        "name": run.name,
+        "attention": run.attention,
+        "seed": run.seed,
+        "accuracy": test.accuracy,
+        "loss": test.loss,
+        "test": asdict(test),
+        "parameters": model.num_parameters(),
+        "peak_bytes": memory,
+        "batch": run.batch,
+        "device": model.device.type,
+        "threads": torch.get_num_threads(),
+        **asdict(fitted),
+    }
+    metrics["history"] = metrics.pop("history")  # Long, so last.
+    folder.write_metrics(metrics)
+    return metrics
+
+
+def _step_bytes(
+    model: LeapformerForSequenceClassification,
+    data: TaskDataset,
+    collate: Collator,
+    run: RunConfig,
+    peak_bytes: PeakBytes | None,
+) -> int | None:
+    """Memory of a step forward and backward over the first examples, on top of the model."""
+    if peak_bytes is None:
+        return None
+    batch = make_batch(data, collate, run.batch // run.accumulate)
+    batch = {name: x.to(model.device) for name, x in batch.items()}
+    model.train()
+    model(**batch).loss.backward()  # The gradients, which stay, are not what is measured.
+    found = peak_bytes(lambda: model(**batch).loss.backward(), model.device)
+    model.zero_grad()
+    model.eval()
+    return found

@@ -1,0 +1,237 @@
+"""Promises of `leap lra train`."""
+
+import json
+import math
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from leap.errors import ConfigError, FileError
+from leap.models import usable_as
+from leap.tasks.lra import train as training
+from leap.tasks.lra.budget import Times, find_steps, steps_within
+from leap.tasks.lra.data import Collator, load_task
+from leap.tasks.lra.evaluate import ACCURACY, score
+from leap.tasks.lra.model import PAPER
+from leap.tasks.lra.runs import Variant, run_configs, some
+from leap.tasks.lra.train import TrainConfig, train
+
+
+def read(path):
+    return json.loads(path.read_text())
+
+
+# The paper's configuration
+
+
+@pytest.mark.parametrize("task", PAPER)
+def test_the_default_is_the_papers(task):
+    config = TrainConfig(task=task)
+    (run,) = run_configs(config, [Variant(name="x", attention="leapformer")], PAPER[task].steps)
+    known = PAPER[task]
+    assert (run.steps, run.batch, run.learning_rate) == (
+        known.steps,
+        known.batch,
+        known.learning_rate,
+    )
+    assert run.n_warmup(known.steps) == known.warmup
+    assert (run.schedule, run.epsilon, run.weight_decay) == ("linear", 1e-6, 0.0)
+    assert find_steps(config, []) == known.steps
+
+
+def test_fewer_steps_keep_the_share_of_the_warmup_and_the_number_of_looks():
+    config = TrainConfig(task="listops", steps=2000)
+    recipe = config.recipe(2000, 0)
+    assert recipe["warmup"] * 2000 == 100
+    assert recipe["evaluate_every"] == 100
+    assert config.recipe(130, 0)["evaluate_every"] == 50
+    assert config.recipe(7, 0)["evaluate_every"] == 7
+
+
+# Runs
+
+
+def test_a_run_learns_and_leaves_all_it_should(trained, tiny_data):
+    folder = trained / "text" / "leapformer" / "seed-1"
+    metrics = read(folder / "metrics.json")
+    names = {"task": "text", "attention": "leapformer", "seed": 1, "steps": 6, "batch": 8}
+    assert metrics | names == metrics
+    assert metrics["parameters"] == 75_650 + 2_180 + (512 + 16) * 64
+    assert metrics["peak_bytes"] == 2**20
+    for name in ("seconds_per_step", "cpu_seconds_per_step"):
+        assert metrics[name] > 0
+    assert metrics["test"]["examples"] == 14
+    assert metrics["test"]["seconds"] > 0
+    assert metrics["accuracy"] > 0.8  # There is one letter to look at.
+    assert (folder / "curve.png").is_file() and (trained / "text" / "curves.png").is_file()
+
+    model = AutoModelForSequenceClassification.from_pretrained(folder / "model")
+    data = load_task("text", tiny_data, "test")
+    again = score(model, data, Collator(data.info), 8)
+    assert again.accuracy == metrics["accuracy"]
+    assert again.loss == pytest.approx(metrics["loss"], rel=1e-5)
+
+
+def test_the_best_checkpoint_is_the_most_accurate_on_validation(trained):
+    metrics = read(trained / "text" / "softmax" / "seed-0" / "metrics.json")
+    looks = {row["step"]: row for row in metrics["history"] if "eval_accuracy" in row}
+    assert set(looks) == {3, 6}
+    best = max(row["eval_accuracy"] for row in looks.values())
+    assert metrics["best_score"] == best == looks[metrics["best_step"]]["eval_accuracy"]
+    assert metrics["best_loss"] == looks[metrics["best_step"]]["eval_loss"]
+
+
+def test_seeds_differ_and_a_run_can_be_repeated(trained, tiny, tmp_path):
+    def losses(folder, seed=0):
+        history = read(folder / "text" / "leapformer" / f"seed-{seed}" / "metrics.json")["history"]
+        return [row["loss"] for row in history if "loss" in row]
+
+    train(tiny(output=tmp_path))
+    assert losses(tmp_path) == losses(trained)
+    assert losses(trained, 1) != losses(trained)
+
+
+class Stop(Exception):
+    pass
+
+
+def test_a_stopped_run_goes_on_to_the_same_result(trained, tiny, tmp_path):
+    def stop(name, status):
+        if status.step == 5:
+            raise Stop
+
+    with pytest.raises(Stop):
+        train(tiny(output=tmp_path), stop)
+    told = []
+    (metrics,) = train(tiny(output=tmp_path), lambda name, status: told.append(status.step))
+    assert told[0] == 4  # After the checkpoint of step 3.
+    whole = read(trained / "text" / "leapformer" / "seed-0" / "metrics.json")
+    for name in ("accuracy", "loss", "best_step", "best_loss"):
+        assert metrics[name] == whole[name]
+
+
+def test_a_run_that_is_done_is_not_trained_again(trained, tiny):
+    told = []
+    config = tiny(attention=("softmax",), seeds=(1,), output=trained)
+    (metrics,) = train(config, lambda name, status: told.append(status))
+    assert not told
+    assert metrics == read(trained / "text" / "softmax" / "seed-1" / "metrics.json")
+
+
+def test_a_folder_with_other_settings_is_not_written_to(trained, tiny):
+    with pytest.raises(FileError, match="holds a run with batch=8, not 4"):
+        train(tiny(batch=4, output=trained))
+
+
+def test_data_that_was_made_anew_is_noticed(tiny, tiny_data, tmp_path, monkeypatch):
+    def stop(name, status):
+        raise Stop
+
+    with pytest.raises(Stop):
+        train(tiny(output=tmp_path), stop)
+    monkeypatch.setattr(training, "digest", lambda data: "other")
+    with pytest.raises(FileError, match="has changed since it began"):
+        train(tiny(output=tmp_path))
+
+
+@pytest.mark.parametrize("pooling", ["cls", "last"])
+@pytest.mark.parametrize("task", ["retrieval-standin", "listops"])
+def test_every_kind_of_task_and_pooling_trains(task, pooling, tiny, tmp_path):
+    (metrics,) = train(tiny(task=task, pooling=pooling, steps=2, output=tmp_path))
+    assert math.isfinite(metrics["loss"])
+    assert metrics["peak_bytes"] is None
+
+
+def test_the_model_is_changed_as_told(tiny, tmp_path):
+    config = tiny(steps=1, evaluate_every=1, attention_dropout=0.25, dropout=0.5, output=tmp_path)
+    train(config)
+    settings = read(tmp_path / "text" / "leapformer" / "seed-0" / "model" / "config.json")
+    assert (settings["attention_dropout"], settings["hidden_dropout_prob"]) == (0.25, 0.5)
+    assert settings["attention"] == "leapformer"
+
+
+# Scores
+
+
+def test_a_score_is_over_every_example(trained, tiny_data):
+    folder = trained / "text" / "leapformer" / "seed-0" / "model"
+    model = AutoModelForSequenceClassification.from_pretrained(folder).train()
+    data = load_task("text", tiny_data, "test")
+    scores = [score(model, data, Collator(data.info), batch) for batch in (14, 3)]
+    assert scores[0].accuracy == scores[1].accuracy
+    assert scores[0].loss == pytest.approx(scores[1].loss, rel=1e-5)
+    assert model.training
+    logits = torch.tensor([[1.0, 0.0], [0.0, 1.0], [3.0, 2.0]]).numpy()
+    labels = torch.tensor([0, 0, 0]).numpy()
+    assert ACCURACY.compute(logits, labels) == pytest.approx(2 / 3)
+
+
+def test_some_examples_are_the_same_for_all_and_of_every_class(tiny_data):
+    data = load_task("text", tiny_data, "valid")
+    chosen = some(data, 10)
+    labels = [int(chosen[i]["labels"]) for i in range(10)]
+    assert set(labels) == {0, 1}
+    assert labels == [int(some(data, 10)[i]["labels"]) for i in range(10)]
+    assert len(some(data, None)) == len(some(data, 99)) == len(data)
+
+
+# Budgets
+
+
+def test_a_budget_gives_every_run_equal_steps_that_are_kept(tiny, tmp_path):
+    budget = {"steps": None, "budget": 0.02, "evaluate_every": 5, "valid_examples": 8}
+    config = tiny(**budget, attention=("softmax", "linear"), output=tmp_path)
+    results = train(config)
+    kept = read(tmp_path / "text" / "budget.json")
+    assert set(kept["timed"]) == {"softmax", "linear"}
+    assert {metrics["steps"] for metrics in results} == {kept["steps"]}
+    (joined,) = train(tiny(**budget, attention=("leapformer",), output=tmp_path))
+    assert joined["steps"] == kept["steps"]
+    with pytest.raises(FileError, match=r"holds runs with budget=0\.02, not 1\.0"):
+        train(tiny(**budget | {"budget": 1.0}, output=tmp_path))
+
+
+def test_a_budget_is_for_all_runs_with_their_looks_and_tests(tiny):
+    config = tiny(steps=None, budget=10.0, seeds=(0, 1), evaluate_every=10)
+    times = [Times(step=1.0, look=2.0, test=30.0), Times(step=0.5, look=1.0, test=15.0)]
+    # 300 seconds a seed, 45 of them for tests; a step takes 1.5 and each tenth of them 3 more.
+    steps = steps_within(config, times)
+    assert steps == 140
+    assert 1.5 * 140 + 3 * 14 + 45 <= 300 < 1.5 * 141 + 3 * 15 + 45
+
+
+def test_a_budget_too_small_for_a_step_says_so(tiny):
+    with pytest.raises(ConfigError, match=r"budget=0\.1: one step and the tests take 0\.5 minutes"):
+        steps_within(tiny(steps=None, budget=0.1), [Times(step=1.0, look=2.0, test=27.0)])
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"task": "chess"}, "task='chess' is not known; there are listops, text, "),
+        ({"attention": ("lstm",)}, "attention='lstm' is not known in encoders; there are leap"),
+        ({"attention": ("linear", "linear")}, "attention=linear linear: .* none of them twice"),
+        ({"steps": 5, "budget": 1.0}, r"steps=5 and budget=1\.0: give one of them"),
+        ({"steps": None, "budget": 0.0}, r"budget=0\.0 must be more than 0 minutes"),
+        ({"seeds": (1, 1)}, r"seeds=\(1, 1\): give one or more"),
+        ({"batch": 6, "accumulate": 4}, "batch=6 does not divide into accumulate=4 parts"),
+        ({"valid_examples": 0}, "valid_examples=0 must be 1 or more"),
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_work_are_named(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        TrainConfig(**settings)
+
+
+def test_all_attentions_can_be_asked_for_at_once():
+    assert TrainConfig(attention=("all",)).attentions() == usable_as("bidirectional")
+
+
+def test_data_that_is_not_there_says_how_to_make_it(tmp_path):
+    with pytest.raises(FileError, match="leap lra prepare --task listops"):
+        train(TrainConfig(data=tmp_path, output=tmp_path / "runs"))
