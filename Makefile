@@ -10,7 +10,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check -qq
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup test check bench demo clean
+.PHONY: help setup test hf-tests check bench demo clean
 
 # An environment that came along with a copied checkout points at the old place: make it anew.
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
@@ -18,7 +18,7 @@ ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 endif
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; \
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; \
 	do printf '  make %-8s %s\n' "$$name" "$$text"; done
 
 setup: $(STAMP) ## make the environment .venv and install the commit hooks
@@ -34,6 +34,10 @@ check: $(STAMP) ## run ruff, mypy, lint-imports and the tests
 	$(RUN) -m mypy
 	$(VENV)/bin/lint-imports --no-logo
 	@$(MAKE) --no-print-directory test
+
+hf-tests: $(STAMP) ## run transformers' own tests on our models; HF=its checkout brings those of generation
+	@$(RUN) tests/hf/obtain.py build/hf-tests $(HF)
+	@HF_TESTS=build/hf-tests OMP_NUM_THREADS=1 $(RUN) -m pytest -c tests/hf/pytest.ini -q -n $(WORKERS) tests/hf/models.py
 
 bench: $(STAMP) ## measure every attention against torch's own (ten minutes)
 	@$(RUN) -m leap.cli bench attention
