@@ -105,15 +105,15 @@ def test_speech_comes_with_its_transcript(spoken, vocabulary):
     item = data[1]
     expected = extractor.normalise(load_frames(spoken[1].audio, extractor))
     assert_close(item["input_features"], torch.from_numpy(expected))
-    assert item["ctc_labels"].tolist() == vocabulary.encode(spoken[1].source)
+    assert item["transcript"].tolist() == vocabulary.encode(spoken[1].source)
     assert item["labels"].tolist() == [*vocabulary.encode(spoken[1].target), EOS]
 
     batch = collate([data[0], item])
     assert batch["input_features"].shape == (2, 20, 80)
     assert batch["attention_mask"].sum(dim=1).tolist() == [10, 20]
     assert (batch["input_features"][0, 10:] == 0).all()
-    assert (batch["ctc_labels"][0, len(data[0]["ctc_labels"]) :] == -100).all()
-    assert set(batch) == {"input_features", "attention_mask", "ctc_labels", "labels"}
+    assert (batch["transcript"][0, len(data[0]["transcript"]) :] == -100).all()
+    assert set(batch) == {"input_features", "attention_mask", "transcript", "labels"}
 
 
 def test_speech_to_train_on_has_gaps(spoken, vocabulary):

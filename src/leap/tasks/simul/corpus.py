@@ -101,7 +101,7 @@ class Reader:
         self.parts.setdefault(part, []).append(sentence)
 
     def corpus(self, name: str, source_language: str, target_language: str) -> Corpus:
-        """All that could be read.
+        """All that could be read, what to train on first.
 
         Raises:
             FileError: if that is nothing.
@@ -109,7 +109,9 @@ class Reader:
         if not self.parts:
             why = f" ({self.left_out[0]})" if self.left_out else ""
             raise FileError(f"no sentence of {name} can be read{why}")
-        return Corpus(name, source_language, target_language, self.parts, self.left_out)
+        order = sorted(self.parts, key=["train", "valid", *sorted(self.parts)].index)
+        parts = {part: self.parts[part] for part in order}
+        return Corpus(name, source_language, target_language, parts, self.left_out)
 
 
 def with_held_out(corpus: Corpus) -> Corpus:

@@ -8,7 +8,7 @@ Items, before and after they are put together (b sentences of a batch):
 
     text    input_ids       [source]        ends with eos; padded with pad
     speech  input_features  [frames, bins]  normalised; padded with 0
-            ctc_labels      [transcript]    what is said, without eos; padded with -100
+            transcript      [pieces]        what is said, without eos; padded with -100
     both    labels          [target]        ends with eos; padded with -100
             attention_mask  [source] or [frames], made when padding: 1 where there is something
 """
@@ -41,7 +41,8 @@ Item = dict[str, Tensor]
 class Pairs(Protocol):
     """What batches are made of: items, and how long each one is."""
 
-    sizes: Sequence[int]
+    @property
+    def sizes(self) -> Sequence[int]: ...
 
     def __len__(self) -> int: ...
 
@@ -72,7 +73,7 @@ class TextPairs(Dataset[Item]):
 
 
 class SpeechPairs(Dataset[Item]):
-    """Recordings and their translations: `input_features`, `ctc_labels` and `labels`.
+    """Recordings and their translations: `input_features`, `transcript` and `labels`.
 
     Frames are read, or made of the sound, when an item is taken.
 
@@ -113,7 +114,7 @@ class SpeechPairs(Dataset[Item]):
             features = self.augment(features)
         return {
             "input_features": features,
-            "ctc_labels": self.transcripts[index],
+            "transcript": self.transcripts[index],
             "labels": self.targets[index],
         }
 

@@ -38,14 +38,20 @@ def read_s2t(folder: Path, source: str = "en", target: str = "de") -> Corpus:
     return with_held_out(reader.corpus(str(folder), source, target))
 
 
-def read_part(path: Path) -> list[Sentence]:
-    """The sentences of a manifest that `write_part` wrote, their sound not looked for."""
+def read_part(path: Path, root: Path | None = None) -> list[Sentence]:
+    """The sentences of a manifest that `write_part` wrote, their sound not looked for.
+
+    Args:
+        path: of the manifest.
+        root: folder that paths are relative to; the manifest's by default.
+    """
+    root = path.parent if root is None else root
     return [
         Sentence(
             row["src_text"],
             row["tgt_text"],
             id=row["id"],
-            audio=parse_audio(row["audio"], path.parent) if row["audio"] else None,
+            audio=parse_audio(row["audio"], root) if row["audio"] else None,
             n_frames=int(row["n_frames"]) if row["n_frames"] else None,
             speaker=row["speaker"],
         )
@@ -53,15 +59,22 @@ def read_part(path: Path) -> list[Sentence]:
     ]
 
 
-def write_part(path: Path, sentences: Sequence[Sentence]) -> None:
-    """Write a manifest; of text alone, the columns of the sound stay empty."""
+def write_part(path: Path, sentences: Sequence[Sentence], root: Path | None = None) -> None:
+    """Write a manifest; of text alone, the columns of the sound stay empty.
+
+    Args:
+        path: of the manifest.
+        sentences: of one part.
+        root: folder that paths shall be relative to; the manifest's by default.
+    """
+    root = path.parent if root is None else root
     write_table(
         path,
         COLUMNS,
         (
             {
                 "id": sentence.id,
-                "audio": format_audio(sentence.audio, path.parent) if sentence.audio else "",
+                "audio": format_audio(sentence.audio, root) if sentence.audio else "",
                 "n_frames": "" if sentence.n_frames is None else sentence.n_frames,
                 "tgt_text": sentence.target,
                 "speaker": sentence.speaker,

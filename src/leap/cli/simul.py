@@ -1,0 +1,79 @@
+"""`leap simul`: translation of text or speech that is still arriving."""
+
+from transformers.utils import logging
+
+from leap.cli import Verb
+from leap.cli.progress import progress_shown, told
+from leap.tasks.simul import prepare as preparing
+from leap.tasks.simul import train as training
+from leap.tasks.simul.prepare import PrepareConfig
+from leap.tasks.simul.train import TrainConfig
+
+# What goes wrong comes as a LeapError; the library's hints are for those who program with it.
+logging.set_verbosity_error()
+
+
+def prepare(config: PrepareConfig) -> None:
+    """Prepare the corpus, and say what it holds and where it is."""
+    with progress_shown() as show:
+        prepared = preparing.prepare(config, lambda name, done, total: show(name, done, total))
+    facts = prepared.facts
+    print(
+        f"{facts['corpus']}, {facts['source']} to {facts['target']}, "
+        f"{facts['vocabulary']:,} pieces of words"
+    )
+    for part, count in facts["sentences"].items():
+        hours = facts["seconds"][part] / 3600
+        print(f"  {part:<18} {count:>8,} sentences" + (f" {hours:8.2f} h" if hours else ""))
+    if facts["left_out"]:
+        print(f"{facts['left_out']:,} sentences left out; see {config.output / 'left_out.txt'}")
+    print(f"wrote {config.output}")
+
+
+def train(config: TrainConfig) -> None:
+    """Train, and say what came out and where it is."""
+    with progress_shown() as show:
+        tell = told(show)
+        metrics = training.train(config, lambda status: tell("", status))
+    if not metrics:
+        return  # Not the first of several processes.
+    best = "the mean of the last" if metrics["averaged"] else f"step {metrics['best_step']}"
+    print(f"best of {metrics['steps']} steps: {best}, held-out loss {metrics['best_loss']:.3f}")
+    print(f"{metrics['parameters']:,} parameters; wrote {config.output}")
+
+
+VERBS = {
+    "prepare": Verb(
+        config=PrepareConfig,
+        run=prepare,
+        examples=[
+            ("simul prepare", "numbers in words: a toy that needs no file"),
+            ("simul prepare --corpus multi30k --output runs/multi30k", "captions, as text"),
+            (
+                "simul prepare --corpus multi30k --speak --limit 10000 "
+                "--tests test_2016_flickr --output runs/spoken",
+                "captions, spoken by espeak-ng",
+            ),
+            (
+                "simul prepare --corpus text --data talks --source en --target fr",
+                "of talks/train.en, talks/train.fr and so on",
+            ),
+            ("simul prepare --corpus must-c --data MUST-C --output runs/must-c", "recordings"),
+        ],
+    ),
+    "train": Verb(
+        config=TrainConfig,
+        run=train,
+        examples=[
+            ("simul train", "learn what leap simul prepare has made; minutes for the numbers"),
+            (
+                "simul train --data runs/multi30k --epochs 30 --output runs/captions",
+                "captions; about an hour on two cores",
+            ),
+            (
+                "simul train --data runs/multi30k --attention softmax --output runs/softmax",
+                "with another attention",
+            ),
+        ],
+    ),
+}

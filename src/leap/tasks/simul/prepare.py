@@ -1,0 +1,251 @@
+"""Preparing a corpus: from text or recordings to a folder that training and evaluation read.
+
+config.json, data.json   the settings, and a digest of the text
+vocabulary/              pieces of both languages
+extractor/               how sound becomes frames, with their statistics
+gcmvn.npz, config.yaml   the same for fairseq
+features/, audio/        sound that was made, or frames of it
+train.tsv, valid.tsv …   the sentences, as fairseq's manifests
+simuleval/               each test as SimulEval reads it: a list of sources, one of references
+left_out.txt             sentences that could not be read, and why
+metrics.json             counts, written last: a folder that has them is finished
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal
+
+from leap.errors import ConfigError, FileError
+from leap.models.fbank import LeapformerFeatureExtractor, Samples
+from leap.tasks.simul.audio import read_sound
+from leap.tasks.simul.corpus import Corpus, Sentence, texts
+from leap.tasks.simul.covost import read_covost
+from leap.tasks.simul.data import SpeechPairs, TextPairs
+from leap.tasks.simul.features import SpecAugment
+from leap.tasks.simul.must_c import read_must_c
+from leap.tasks.simul.numbers import numbers_corpus
+from leap.tasks.simul.parallel import read_multi30k, read_parallel
+from leap.tasks.simul.s2t import read_part, read_s2t, write_config, write_part
+from leap.tasks.simul.simuleval import write_simuleval
+from leap.tasks.simul.speak import speaker
+from leap.tasks.simul.speech import Progress, Store, estimate, store_speech
+from leap.tasks.simul.vocabulary import (
+    SENTENCEPIECE,
+    Vocabulary,
+    load_vocabulary,
+    read_vocabulary,
+    train_vocabulary,
+)
+from leap.training import RunFolder
+from leap.training.folder import read_json, write_whole
+
+READERS: Mapping[str, Callable[[Path, str, str], Corpus]] = {
+    "text": read_parallel,
+    "must-c": read_must_c,
+    "covost": read_covost,
+    "s2t": read_s2t,
+}
+"""Of corpora that lie somewhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareConfig:
+    """Prepare a corpus to translate: text, recordings, or text that is spoken for it.
+
+    Work that was stopped goes on from where it was.
+    """
+
+    corpus: Literal["numbers", "multi30k", "text", "must-c", "covost", "s2t"] = "numbers"
+    """numbers needs no file; multi30k lies in the folder of data sets; the others where --data
+    says: parallel text, MuST-C, CoVoST 2, or fairseq's speech-to-text manifests."""
+    data: Path | None = None
+    """Folder of the corpus; of text, also one file with a tab between the languages."""
+    source: str = "en"
+    """Language that is translated."""
+    target: str = "de"
+    """Language it is translated into."""
+    speak: bool = False
+    """Have espeak-ng speak the text, in many voices, with others for the tests."""
+    store: Store = "features"
+    """What to keep of speech to train on: frames as float16, or sound that frames are made of when
+    they are needed (of a corpus of recordings that is its own files)."""
+    vocabulary: int = 6000
+    """Pieces of words, for both languages together; fewer if the text has not so many."""
+    pieces: Literal["bpe", "unigram"] = "bpe"
+    """How SentencePiece finds them."""
+    use_vocabulary: Path | None = None
+    """Take the pieces of this SentencePiece file, or of this prepared folder, instead."""
+    limit: int | None = None
+    """Sentences to train on, spread over all there are; by default all, and 10,000 of numbers."""
+    tests: tuple[str, ...] | None = None
+    """Tests to keep, by name; by default all."""
+    seed: int = 0
+    """Of the numbers, and of how they are spoken."""
+    output: Path = Path("runs/simul-data")
+    """Folder to write."""
+
+    def __post_init__(self) -> None:
+        if self.corpus in READERS and self.data is None:
+            raise ConfigError(f"corpus={self.corpus} needs data: the folder it is in")
+        if self.corpus not in READERS and self.data is not None:
+            raise ConfigError(f"corpus={self.corpus} takes no data; leave it out")
+        if self.limit is not None and self.limit < 1:
+            raise ConfigError(f"limit={self.limit} must be 1 or more")
+        if self.corpus in ("numbers", "multi30k") and (self.source, self.target) != ("en", "de"):
+            raise ConfigError(
+                f"corpus={self.corpus} is from en to de, not {self.source} to {self.target}"
+            )
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A prepared corpus."""
+
+    folder: Path
+    vocabulary: Vocabulary
+    extractor: LeapformerFeatureExtractor | None
+    """Of speech; None for text."""
+    facts: dict[str, Any]
+    """What metrics.json says."""
+
+    @property
+    def parts(self) -> list[str]:
+        """Names of the parts: train, valid, and the tests."""
+        return list(self.facts["sentences"])
+
+    def sentences(self, part: str) -> list[Sentence]:
+        """Those of one part."""
+        if part not in self.parts:
+            raise ConfigError(
+                f"{self.folder} has no part {part}; there are {', '.join(self.parts)}"
+            )
+        return read_part(self.folder / f"{part}.tsv")
+
+    def dataset(self, part: str, augment: SpecAugment | None = None) -> TextPairs | SpeechPairs:
+        """One part, to train on or to measure with.
+
+        Args:
+            part: its name.
+            augment: put gaps into speech.
+        """
+        if self.extractor is None:
+            return TextPairs(self.sentences(part), self.vocabulary)
+        return SpeechPairs(self.sentences(part), self.vocabulary, self.extractor, augment)
+
+
+def prepare(config: PrepareConfig, progress: Progress | None = None) -> Prepared:
+    """Prepare a corpus as the config says, or go on with it, or, if that has been done, read it."""
+    settings = asdict(config)
+    settings.pop("output")
+    folder = RunFolder(config.output, settings)
+    if folder.metrics() is None:
+        corpus = read_corpus(config)
+        folder.create({"text": _digest(corpus)})
+        _prepare(config, corpus, folder, progress)
+    return load_prepared(config.output)
+
+
+def read_corpus(config: PrepareConfig) -> Corpus:
+    """The corpus a config names, with the sentences it asks for."""
+    if config.corpus == "numbers":
+        corpus = numbers_corpus(config.limit or 10_000, seed=config.seed)
+    elif config.corpus == "multi30k":
+        corpus = read_multi30k()
+    else:
+        assert config.data is not None
+        corpus = READERS[config.corpus](config.data, config.source, config.target)
+    parts = dict(corpus.parts)
+    if not parts.get("train"):
+        raise FileError(f"{corpus.name} has the parts {', '.join(parts)}, and none to train on")
+    if config.limit is not None:
+        every = max(1, len(parts["train"]) // config.limit)
+        parts["train"] = parts["train"][::every][: config.limit]
+    for name in config.tests or ():
+        if name not in parts:
+            raise ConfigError(f"tests: {corpus.name} has no {name}; it has {', '.join(parts)}")
+    if config.tests is not None:
+        wanted = {"train", "valid", *config.tests}
+        parts = {name: sentences for name, sentences in parts.items() if name in wanted}
+    return replace(corpus, parts=parts)
+
+
+def load_prepared(folder: Path) -> Prepared:
+    """Read a folder that `prepare` has finished."""
+    if not (folder / "metrics.json").is_file():
+        raise FileError(f"{folder} is no finished folder of leap simul prepare; run that first")
+    facts = read_json(folder / "metrics.json")
+    extractor = None
+    if (folder / "extractor").is_dir():
+        extractor = LeapformerFeatureExtractor.from_pretrained(str(folder / "extractor"))
+    return Prepared(folder, load_vocabulary(folder / "vocabulary"), extractor, facts)
+
+
+def _prepare(
+    config: PrepareConfig, corpus: Corpus, folder: RunFolder, progress: Progress | None
+) -> None:
+    path = folder.path
+    extractor = None
+    if config.speak or corpus.is_spoken:
+        extractor = LeapformerFeatureExtractor()
+        if config.speak:
+            sound_of = speaker(corpus.source_language, config.seed)
+            corpus = store_speech(corpus, path, sound_of, extractor, config.store, progress)
+        elif config.store == "features":
+            corpus = store_speech(corpus, path, _recording, extractor, config.store, progress)
+        statistics = estimate(corpus.parts["train"], extractor)
+        statistics.save(path / "gcmvn.npz")
+        extractor = LeapformerFeatureExtractor(mean=statistics.mean, std=statistics.std)
+        folder.write_folder("extractor", extractor.save_pretrained)
+    if not (path / "vocabulary").exists():
+        folder.write_folder("vocabulary", _vocabulary(config, corpus).save)
+    write_config(path, f"vocabulary/{SENTENCEPIECE}", "gcmvn.npz" if extractor else None)
+    for part, sentences in corpus.parts.items():
+        write_part(path / f"{part}.tsv", sentences)
+        if part not in ("train", "valid"):
+            write_simuleval(path / "simuleval", part, sentences)
+    write_whole(path / "left_out.txt", "".join(f"{note}\n" for note in corpus.left_out))
+    vocabulary = load_vocabulary(path / "vocabulary")
+    folder.write_metrics(
+        {
+            "corpus": corpus.name,
+            "source": corpus.source_language,
+            "target": corpus.target_language,
+            "is_spoken": extractor is not None,
+            "vocabulary": len(vocabulary),
+            "sentences": {part: len(found) for part, found in corpus.parts.items()},
+            "seconds": {
+                part: sum(sentence.n_frames or 0 for sentence in found) / 100
+                for part, found in corpus.parts.items()
+            },
+            "left_out": len(corpus.left_out),
+        }
+    )
+
+
+def _recording(part: str, sentence: Sentence) -> tuple[Samples, str]:
+    if sentence.audio is None:
+        raise FileError("it has no recording")
+    return read_sound(sentence.audio), sentence.speaker
+
+
+def _vocabulary(config: PrepareConfig, corpus: Corpus) -> Vocabulary:
+    given = config.use_vocabulary
+    if given is None:
+        return train_vocabulary(texts(corpus.parts["train"]), config.vocabulary, config.pieces)
+    if given.is_dir():
+        inside = given / "vocabulary"
+        return load_vocabulary(inside if inside.is_dir() else given)
+    if not given.is_file():
+        raise FileError(f"no vocabulary at {given}")
+    return read_vocabulary(given)
+
+
+def _digest(corpus: Corpus) -> str:
+    digest = sha256()
+    for part, sentences in corpus.parts.items():
+        for sentence in sentences:
+            line = "\t".join([part, sentence.id, sentence.source, sentence.target])
+            digest.update(f"{line}\n".encode())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,26 @@
+import pytest
+
+from leap.cli import main
+
+
+def test_prepare_says_what_it_holds_and_where_it_is(capsys, tmp_path):
+    output = str(tmp_path / "numbers")
+    main(["simul", "prepare", "--limit", "30", "--vocabulary", "80", "--output", output])
+    out = capsys.readouterr().out
+    assert "numbers, en to de, " in out
+    assert "train                    30 sentences" in out
+    assert out.endswith(f"wrote {output}\n")
+
+
+def test_a_bad_file_is_one_line(capsys, tmp_path):
+    with pytest.raises(SystemExit) as leaving:
+        main(["simul", "prepare", "--corpus", "text", "--data", str(tmp_path / "gone")])
+    assert leaving.value.code == 1
+    assert capsys.readouterr().err == f"leap: no parallel text at {tmp_path / 'gone'}\n"
+
+
+def test_help_has_examples(capsys):
+    with pytest.raises(SystemExit):
+        main(["simul", "prepare", "--help"])
+    out = capsys.readouterr().out
+    assert "leap simul prepare --corpus multi30k --output runs/multi30k" in out
