@@ -23,7 +23,7 @@ def make(folder, name, splits=None):
         examples = Examples(Sequences.rows(pixels), labels)
     else:
         pair = Sequences.join(OTHERS) if info.two_inputs else None
-        examples = Examples(Sequences.join(TEXTS), labels, pair, cut=1)
+        examples = Examples(Sequences.join(TEXTS), labels, pair, cut=np.array([1, 0, 0], np.uint8))
     facts = {"task": vars(info)}
     cache.write(folder / name, dict.fromkeys(SPLITS, examples) | (splits or {}), facts)
     return folder

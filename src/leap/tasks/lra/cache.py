@@ -47,6 +47,11 @@ class Sequences:
         n, length = table.shape
         return cls(table.reshape(-1), np.arange(n + 1, dtype=np.int64) * length)
 
+    def part(self, start: int, stop: int) -> "Sequences":
+        """Some neighbouring ones."""
+        offsets = self.offsets[start : stop + 1]
+        return Sequences(self.tokens[offsets[0] : offsets[-1]], offsets - offsets[0])
+
     @property
     def lengths(self) -> Int[np.ndarray, " n"]:
         """Tokens in each sequence."""
@@ -66,8 +71,57 @@ class Examples:
     inputs: Sequences
     labels: UInt8[np.ndarray, " n"]
     inputs_b: Sequences | None = None
-    cut: int = 0
-    """Inputs that were longer than the task allows, and lost their end."""
+    cut: UInt8[np.ndarray, " n"] | None = None
+    """How many inputs of each example were longer than the task allows, and lost their end."""
+
+    @classmethod
+    def join(cls, parts: "Sequence[Examples]") -> "Examples":
+        """All examples of parts that have one input each, of which none was cut."""
+        lengths = np.concatenate([part.inputs.lengths for part in parts])
+        tokens = np.concatenate([part.inputs.tokens for part in parts])
+        inputs = Sequences(tokens, np.concatenate([[0], lengths.cumsum()]))
+        return cls(inputs, np.concatenate([part.labels for part in parts]))
+
+    def part(self, start: int, stop: int) -> "Examples":
+        """Some neighbouring ones."""
+        return Examples(
+            self.inputs.part(start, stop),
+            self.labels[start:stop],
+            None if self.inputs_b is None else self.inputs_b.part(start, stop),
+            None if self.cut is None else self.cut[start:stop],
+        )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+class Collector:
+    """Gathers examples one by one, cutting off and counting what is longer than `max_length`."""
+
+    def __init__(self, max_length: int) -> None:
+        self.max_length = max_length
+        self.inputs: list[list[bytes]] = []
+        self.labels: list[int] = []
+        self.cut: list[int] = []
+
+    def add(self, label: int, *inputs: bytes) -> None:
+        """Take an example of one input or of two."""
+        self.inputs.append([one[: self.max_length] for one in inputs])
+        self.labels.append(label)
+        self.cut.append(sum(len(one) > self.max_length for one in inputs))
+
+    def examples(self, order: Sequence[int] | None = None) -> Examples:
+        """All that were added, in this order or in the one they came in."""
+        order = range(len(self.labels)) if order is None else order
+        first, *second = (
+            Sequences.join(part) for part in zip(*(self.inputs[i] for i in order), strict=True)
+        )
+        return Examples(
+            first,
+            np.array([self.labels[i] for i in order], np.uint8),
+            second[0] if second else None,
+            np.array([self.cut[i] for i in order], np.uint8),
+        )
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -134,7 +188,7 @@ def read(folder: Path, split: str) -> Examples:
         if len(part) != len(labels):
             path = folder / f"{split}.labels.npy"
             raise _broken(path, f"has {len(labels)} labels for {len(part)} examples")
-    return Examples(inputs, labels, inputs_b, cut=info["splits"][split]["cut"])
+    return Examples(inputs, labels, inputs_b)
 
 
 def _write_sequences(folder: Path, split: str, which: str, sequences: Sequences) -> None:
@@ -167,9 +221,9 @@ def _count(examples: Examples) -> dict[str, Any]:
         "examples": len(examples),
         "of_each_class": np.bincount(examples.labels).tolist(),
         "tokens": int(lengths.sum()),
-        "shortest": int(lengths.min(initial=1 << 62)) if len(lengths) else 0,
-        "longest": int(lengths.max(initial=0)),
-        "cut": examples.cut,
+        "shortest": int(lengths.min()),
+        "longest": int(lengths.max()),
+        "cut": 0 if examples.cut is None else int(examples.cut.sum()),
     }
 
 
