@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from leap.errors import ConfigError
 from leap.layers import Attention, LeapAttention, LeapformerAttention, SoftmaxAttention
 from leap.layers.attention import Form
-from leap.layers.fastformer import FastformerAttention
+from leap.layers.efficient import EFFICIENT
 
 if TYPE_CHECKING:
     from leap.models.config import LeapformerConfig
@@ -114,7 +114,10 @@ def _encoder(kind: Callable[..., Attention]) -> Mechanism:
     """A mechanism that sees whole texts only, and has nothing of the config but its sizes."""
 
     def build(config: "LeapformerConfig", _layer: int, _form: Form, **options: Any) -> Attention:
-        return kind(config.hidden_size, config.n_heads, **_common(config) | options)
+        given = _common(config)
+        if getattr(kind, "needs_length", False):
+            given["length"] = config.n_positions
+        return kind(config.hidden_size, config.n_heads, **given | options)
 
     return Mechanism(build, forms=ENCODER, rotary=False)
 
@@ -139,7 +142,7 @@ ATTENTIONS: dict[str, Mechanism] = {
     "neg-sinh": Mechanism(_linear(feature="neg_sinh")),
     "rope-linear": Mechanism(_linear(feature="elu_plus_one", rotary=True)),
     "leap": Mechanism(_leap, forms=("causal",), rotary=False),
-    "fastformer": _encoder(FastformerAttention),
+    **{name: _encoder(kind) for name, kind in EFFICIENT.items()},
     "softmax": Mechanism(_softmax, layer_type="full_attention"),
 }
 """Every mechanism by its name in `LeapformerConfig.attention`."""
