@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from leap.errors import FileError
+from leap.training.table import markdown_table
 
 MIB = 2**20
 
@@ -102,10 +103,7 @@ def markdown(page: Page) -> str:
     """The tables in Markdown, with what they were measured on."""
     parts = [page.description]
     for table in page.tables:
-        ruler = ["---", *("--:" for _ in table.columns[1:])]
-        lines = [table.columns, ruler, *table.rows]
-        parts.append(f"**{table.title}**")
-        parts.append("\n".join("| " + " | ".join(line) + " |" for line in lines))
+        parts += [f"**{table.title}**", markdown_table(table.columns, table.rows)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -28,6 +28,7 @@ from leap.tasks.lm.tokenizer import make_tokenizer
 from leap.tasks.lm.train import TextConfig, TrainConfig, prepare, run_folder, train
 from leap.training import Recipe, RunFolder, Status, plot_curves, processes
 from leap.training.folder import read_json, write_json, write_whole
+from leap.training.table import markdown_table
 
 CompareProgress = Callable[[str, Status], None]
 """Told the model and how far its run is."""
@@ -290,7 +291,5 @@ def cells(row: Row) -> list[str]:
 
 def markdown(config: CompareConfig, steps: int, rows: Sequence[Row]) -> str:
     """The table in Markdown. Perplexities are of the test text."""
-    ruler = ["---", *("--:" for _ in COLUMNS[1:])]
-    lines = [list(COLUMNS), ruler, *(cells(row) for row in rows)]
-    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    table = markdown_table(COLUMNS, [cells(row) for row in rows])
     return f"{describe(config, steps)}\n\n{table}\n"

@@ -1,0 +1,297 @@
+"""All runs that are found as one table: how often each attention is right, and at what cost.
+
+    report.md      a table for each task, and one over all tasks
+    report.csv     the same numbers, unrounded, a line for each task and attention
+    report.png     accuracy against speed, the area of a dot being memory
+
+Throughput is in examples a second: on a CPU of its own time, summed over all cores, which leaves
+out what other programs took; elsewhere of wall time.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean, geometric_mean, median, stdev
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from leap.errors import FileError
+from leap.tasks.lra.runs import RUNS
+from leap.training.curve import COLOURS
+from leap.training.folder import read_json, write_whole
+from leap.training.table import csv_table, markdown_table
+
+BASELINE = "softmax"
+AVERAGE = "average"
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class ReportConfig:
+    """Put all finished runs into one table and one picture, each figure also beside softmax's."""
+
+    runs: Path = RUNS
+    """Folder that leap lra train wrote to."""
+    output: Path | None = None
+    """Folder for report.md, report.csv and report.png. [that of the runs]"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One attention on one task, over all its seeds; or over all tasks."""
+
+    task: str
+    name: str
+    seeds: int
+    steps: int | None
+    accuracy: float
+    spread: float | None
+    """Standard deviation of the accuracy over seeds, if there are several."""
+    train_rate: float | None
+    """Examples a second in training."""
+    inference_rate: float | None
+    peak_bytes: float | None
+    """Memory of a training step on top of the model."""
+    parameters: int | None
+    accuracy_gain: float | None = None
+    """Accuracy, less that of softmax."""
+    train_speed: float | None = None
+    """Times softmax's."""
+    inference_speed: float | None = None
+    memory_share: float | None = None
+    parameters_share: float | None = None
+
+
+def report(config: ReportConfig) -> list[Row]:
+    """Read the runs, and write the table and the picture."""
+    rows = compare(read_runs(config.runs))
+    rows += average(rows)
+    folder = config.output or config.runs
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / "report.md", markdown(rows))
+        write_whole(folder / "report.csv", csv_table([asdict(row) for row in rows]))
+        plot(rows).savefig(folder / "report.png", dpi=150)
+    except OSError as error:
+        raise FileError(
+            f"cannot write to {folder} ({error.strerror}); give another output folder"
+        ) from error
+    return rows
+
+
+def read_runs(folder: Path) -> list[Row]:
+    """A row for each task and attention that has finished runs."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for path in sorted(folder.glob("*/*/seed-*/metrics.json")):
+        metrics = read_json(path)
+        try:
+            found.setdefault((metrics["task"], metrics["name"]), []).append(metrics)
+        except KeyError as error:
+            raise FileError(f"{path} has no {error}: it is of no run of leap lra train") from error
+    if not found:
+        raise FileError(f"no finished run in {folder}; make some with leap lra train")
+    return [summary(runs) for runs in found.values()]
+
+
+def unfinished(folder: Path) -> list[Path]:
+    """Run folders without results, which a report leaves out."""
+    begun = sorted(path.parent for path in folder.glob("*/*/seed-*/config.json"))
+    return [path for path in begun if not (path / "metrics.json").exists()]
+
+
+def summary(runs: Sequence[dict[str, Any]]) -> Row:
+    """One row of the runs of an attention on a task, which differ in their seeds."""
+    first = runs[0]
+    clock = "cpu_seconds" if first["device"] == "cpu" else "seconds"
+    accuracies = [run["accuracy"] for run in runs]
+    steps = [run[f"{clock}_per_step"] for run in runs if run[f"{clock}_per_step"]]
+    peaks = [run["peak_bytes"] for run in runs if run["peak_bytes"] is not None]
+    return Row(
+        task=first["task"],
+        name=first["name"],
+        seeds=len(runs),
+        steps=first["steps"],
+        accuracy=fmean(accuracies),
+        spread=stdev(accuracies) if len(runs) > 1 else None,
+        train_rate=first["batch"] / median(steps) if steps else None,
+        inference_rate=median(run["test"]["examples"] / run["test"][clock] for run in runs),
+        peak_bytes=float(median(peaks)) if peaks else None,
+        parameters=first["parameters"],
+    )
+
+
+def compare(rows: Iterable[Row]) -> list[Row]:
+    """The rows beside softmax's of the same task: that one first, then by accuracy."""
+    rows = sorted(rows, key=lambda row: (row.task, row.name != BASELINE, -row.accuracy))
+    baselines = {row.task: row for row in rows if row.name == BASELINE}
+    return [_beside(row, baselines[row.task]) if row.task in baselines else row for row in rows]
+
+
+def _beside(row: Row, baseline: Row) -> Row:
+    return replace(
+        row,
+        accuracy_gain=row.accuracy - baseline.accuracy,
+        train_speed=_ratio(row.train_rate, baseline.train_rate),
+        inference_speed=_ratio(row.inference_rate, baseline.inference_rate),
+        memory_share=_ratio(row.peak_bytes, baseline.peak_bytes),
+        parameters_share=_ratio(row.parameters, baseline.parameters),
+    )
+
+
+def _ratio(value: float | int | None, baseline: float | int | None) -> float | None:
+    return value / baseline if value is not None and baseline else None
+
+
+def average(rows: Sequence[Row]) -> list[Row]:
+    """Rows over all tasks, for the attentions that have them all; none if there is one task.
+
+    Accuracies and their gains are averaged, ratios multiplied.
+    """
+    tasks = {row.task for row in rows}
+    by_name: dict[str, list[Row]] = {}
+    for row in rows:
+        by_name.setdefault(row.name, []).append(row)
+    whole = {name: own for name, own in by_name.items() if len(own) == len(tasks)}
+    if len(tasks) < 2:
+        return []
+    found = [
+        Row(
+            task=AVERAGE,
+            name=name,
+            seeds=min(row.seeds for row in own),
+            steps=None,
+            accuracy=fmean(row.accuracy for row in own),
+            spread=None,
+            train_rate=None,
+            inference_rate=None,
+            peak_bytes=None,
+            parameters=None,
+            accuracy_gain=_over(fmean, [row.accuracy_gain for row in own]),
+            train_speed=_over(geometric_mean, [row.train_speed for row in own]),
+            inference_speed=_over(geometric_mean, [row.inference_speed for row in own]),
+            memory_share=_over(geometric_mean, [row.memory_share for row in own]),
+            parameters_share=_over(geometric_mean, [row.parameters_share for row in own]),
+        )
+        for name, own in whole.items()
+    ]
+    return sorted(found, key=lambda row: (row.name != BASELINE, -row.accuracy))
+
+
+def _over(mean: Callable[[list[float]], float], values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return mean(known) if len(known) == len(values) else None
+
+
+COLUMNS = (
+    "attention",
+    "accuracy",
+    "against softmax",
+    "train ex/s",
+    "times softmax",
+    "inference ex/s",
+    "times softmax",
+    "peak MiB",
+    "times softmax",
+    "parameters",
+    "seeds",
+    "steps",
+)
+
+
+def cells(row: Row) -> list[str]:
+    """A row of the table, as text."""
+    accuracy = f"{100 * row.accuracy:.2f}"
+    if row.spread is not None:
+        accuracy += f" ± {100 * row.spread:.2f}"
+    mebibytes = None if row.peak_bytes is None else row.peak_bytes / MIB
+    return [
+        row.name,
+        accuracy,
+        _text(row.accuracy_gain, lambda x: f"{100 * x:+.2f}"),
+        _text(row.train_rate, _digits),
+        _text(row.train_speed, _times),
+        _text(row.inference_rate, _digits),
+        _text(row.inference_speed, _times),
+        _text(mebibytes, _digits),
+        _text(row.memory_share, _times),
+        _text(row.parameters, lambda x: f"{x:,.0f}"),
+        str(row.seeds),
+        _text(row.steps, lambda x: f"{x:,.0f}"),
+    ]
+
+
+def _text(value: float | int | None, show: Callable[[float], str]) -> str:
+    return "" if value is None else show(value)
+
+
+def _digits(x: float) -> str:
+    """Three digits that count."""
+    return f"{x:,.0f}" if x >= 100 else f"{x:.3g}"
+
+
+def _times(x: float) -> str:
+    return f"{x:.2f}x"
+
+
+def by_task(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows of each task, the average last."""
+    tasks: dict[str, list[Row]] = {}
+    for row in rows:
+        tasks.setdefault(row.task, []).append(row)
+    return tasks
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """A table for each task. Accuracy is of the test set, in percent."""
+    parts = []
+    for task, own in by_task(rows).items():
+        parts += [f"**{task}**", markdown_table(COLUMNS, [cells(row) for row in own])]
+    return "\n\n".join(parts) + "\n"
+
+
+def plot(rows: Sequence[Row]) -> Figure:
+    """Accuracy against training throughput for each task, the area of a dot being memory."""
+    tasks = by_task(rows)
+    n_columns = min(3, len(tasks))
+    n_rows = math.ceil(len(tasks) / n_columns)
+    figure = Figure(figsize=(6 * n_columns, 5 * n_rows), layout="constrained")
+    panels = list(figure.subplots(n_rows, n_columns, squeeze=False).flat)
+    names = sorted({row.name for row in rows}, key=lambda name: (name != BASELINE, name))
+    colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
+    for panel, (task, own) in zip(panels, tasks.items(), strict=False):
+        _draw(panel, task, own, colours)
+    for panel in panels[len(tasks) :]:
+        panel.set_axis_off()
+    figure.suptitle("Accuracy against training throughput; area of a dot: peak memory", fontsize=11)
+    return figure
+
+
+def _draw(panel: Axes, task: str, rows: Sequence[Row], colours: dict[str, str]) -> None:
+    relative = all(row.train_speed is not None for row in rows)
+    sizes = [row.memory_share if relative else row.peak_bytes for row in rows]
+    largest = max((size for size in sizes if size is not None), default=1.0)
+    for row, size in zip(rows, sizes, strict=True):
+        x = row.train_speed if relative else row.train_rate
+        if x is None:
+            continue
+        y = 100 * row.accuracy
+        area = 60 if size is None else max(900 * size / largest, 8)
+        panel.scatter(x, y, s=area, color=colours[row.name], alpha=0.6)
+        above = (0, 3 + math.sqrt(area) / 2)
+        panel.annotate(row.name, (x, y), above, textcoords="offset points", fontsize=8, ha="center")
+    panel.set_xscale("log")
+    panel.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    panel.xaxis.set_minor_locator(NullLocator())
+    panel.set_title(task)
+    panel.set_xlabel(
+        "training throughput, times softmax" if relative else "training throughput, examples/s"
+    )
+    panel.set_ylabel("test accuracy, %")
+    panel.grid(color="#dddddd", linewidth=0.6)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.margins(0.18)
