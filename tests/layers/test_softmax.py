@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from leap.errors import ConfigError
 from leap.layers import SoftmaxAttention
 from leap.ops.features import rotary
 
@@ -56,3 +57,16 @@ def test_dropout_falls_on_scores_in_training_alone(make_tokens):
     layer, x = build(dropout=0.5), make_tokens(LENGTH)
     assert not torch.equal(layer(x)[0], layer(x)[0])
     assert torch.equal(layer.eval()(x)[0], layer(x)[0])
+
+
+@pytest.mark.parametrize("form", ["bidirectional", "cross"])
+def test_the_naive_form_gives_the_same_numbers(form):
+    layers = []
+    for naive in (False, True):
+        torch.manual_seed(0)
+        layers.append(SoftmaxAttention(8, 2, form=form, naive=naive).double())
+    x, mask = torch.randn(2, 6, 8).double(), torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
+    inputs = {"key_mask": mask} | ({"source": x} if form == "cross" else {})
+    assert_close(layers[1](x, **inputs)[0], layers[0](x, **inputs)[0])
+    with pytest.raises(ConfigError, match="naive=True is for form='bidirectional' or 'cross'"):
+        SoftmaxAttention(8, 2, naive=True)

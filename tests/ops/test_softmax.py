@@ -6,7 +6,12 @@ import torch
 from torch.testing import assert_close
 
 from leap.errors import InputError
-from leap.ops.softmax import SoftmaxState, causal_softmax_attention, softmax_attention
+from leap.ops.softmax import (
+    SoftmaxState,
+    causal_softmax_attention,
+    softmax_attention,
+    softmax_attention_reference,
+)
 from leap.ops.state import load_state
 
 LENGTH = 9
@@ -43,6 +48,19 @@ def test_agrees_with_the_definition():
     qkv = make_qkv()
     actual, _ = causal_softmax_attention(*qkv)
     assert_same_with_gradients(actual, definition(*qkv, causal_sight(LENGTH)), qkv)
+
+
+def test_the_reference_gives_the_same_wherever_a_query_sees_a_key():
+    qkv = make_qkv(5, 7)
+    masks = {
+        "key_mask": torch.tensor([[1, 0, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1, 1]]).bool(),
+        "visible": torch.tensor([1, 3, 3, 6, 7]),
+    }
+    for given in ({}, masks):
+        expected = softmax_attention(*qkv, **given)
+        assert_same_with_gradients(softmax_attention_reference(*qkv, **given), expected, qkv)
+    nothing = softmax_attention_reference(*qkv, key_mask=torch.zeros(2, 7).bool())
+    assert_close(nothing, qkv[2].mean(dim=2, keepdim=True).expand_as(nothing))
 
 
 @pytest.mark.parametrize("masked", [False, True])

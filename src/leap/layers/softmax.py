@@ -8,6 +8,7 @@ Axes: b batch, h heads, t tokens, s source tokens, d hidden size, v width of a h
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from leap.errors import ConfigError
 from leap.layers.attention import (
     DotProductAttention,
     Form,
@@ -16,7 +17,12 @@ from leap.layers.attention import (
     one_hot_values,
 )
 from leap.ops.features import rotary
-from leap.ops.softmax import SoftmaxState, causal_softmax_attention, softmax_attention
+from leap.ops.softmax import (
+    SoftmaxState,
+    causal_softmax_attention,
+    softmax_attention,
+    softmax_attention_reference,
+)
 
 
 class SoftmaxAttention(DotProductAttention):
@@ -27,6 +33,8 @@ class SoftmaxAttention(DotProductAttention):
         form: "causal", "bidirectional" or "cross", see `DotProductAttention`.
         rotary: turn queries and keys by their positions.
         alibi: in the causal form, take off scores in proportion to distance.
+        naive: hold all scores at once, as plain matrix products do, in place of
+            `scaled_dot_product_attention`; not in the causal form. For comparisons.
         value_width: width of a head's values, by default that of its queries.
         bias: of the projections.
         dropout: share of the scores to drop.
@@ -42,6 +50,7 @@ class SoftmaxAttention(DotProductAttention):
         form: Form = "causal",
         rotary: bool = False,
         alibi: bool = False,
+        naive: bool = False,
         value_width: int | None = None,
         bias: bool = True,
         dropout: float = 0.0,
@@ -57,6 +66,9 @@ class SoftmaxAttention(DotProductAttention):
         )
         self.alibi = alibi
         check_alibi(alibi, form)
+        if naive and form == "causal":
+            raise ConfigError("naive=True is for form='bidirectional' or 'cross'")
+        self.naive = naive
 
     def attend_causally(
         self,
@@ -102,6 +114,11 @@ class SoftmaxAttention(DotProductAttention):
             after = after.advance(k=k, v=v, key_mask=key_mask)
         assert after is not None  # or there was nothing to attend to
         q = self._placed(self.q_proj(x), positions)
+        if self.naive:
+            o = softmax_attention_reference(
+                q, after.k, after.v, key_mask=after.mask, visible=visible, dropout=self._dropout
+            )
+            return o, after
         return after.attend(q, visible=visible, dropout=self._dropout), after
 
     def weigh(

@@ -8,6 +8,7 @@ past is every key and value, so its state grows with each token where the linear
 Axes: b batch, h heads, t queries, n keys, f features, v values.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -22,6 +23,27 @@ from leap.ops.checks import check_axes, check_floating, check_key_mask, check_sa
 from leap.ops.packing import run_packed
 from leap.ops.staircase import check_schedule
 from leap.ops.state import Recurrent, state
+
+
+def softmax_attention_reference(
+    q: Float[Tensor, "b h t f"],
+    k: Float[Tensor, "b h n f"],
+    v: Float[Tensor, "b h n v"],
+    *,
+    key_mask: Bool[Tensor, "b n"] | None = None,
+    visible: Int[Tensor, " t"] | Int[Tensor, "b t"] | None = None,
+    dropout: float = 0.0,
+) -> Float[Tensor, "b h t v"]:
+    """The formula by plain matrix products, which hold all scores in memory at once.
+
+    What efficient attentions are often compared with, and the same numbers as `softmax_attention`,
+    but for a query that sees no key: it gets the mean of the values.
+    """
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    sees = _sight(k, key_mask, visible)
+    if sees is not None:
+        scores = scores.masked_fill(~sees, torch.finfo(scores.dtype).min)
+    return F.dropout(scores.softmax(dim=-1), dropout) @ v
 
 
 def softmax_attention(
@@ -192,15 +214,21 @@ def _attend(
     dropout: float,
     slopes: Tensor | None = None,
 ) -> Tensor:
-    sees = None if key_mask is None else key_mask[:, None, None, :]
-    if visible is not None:
-        rows = visible if visible.ndim == 2 else visible.unsqueeze(0)
-        stairs = torch.arange(k.shape[2], device=k.device) < rows[:, None, :, None]
-        sees = stairs if sees is None else sees & stairs
+    sees = _sight(k, key_mask, visible)
     if slopes is not None:
         bias = _distance_bias(q, k, key_mask, slopes)
         sees = bias if sees is None else bias.masked_fill(~sees, -torch.inf)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=sees, dropout_p=dropout)
+
+
+def _sight(k: Tensor, key_mask: Tensor | None, visible: Tensor | None) -> Tensor | None:
+    """True where a query sees a key; None where all see all."""
+    sees = None if key_mask is None else key_mask[:, None, None, :]
+    if visible is None:
+        return sees
+    rows = visible if visible.ndim == 2 else visible.unsqueeze(0)
+    stairs = torch.arange(k.shape[2], device=k.device) < rows[:, None, :, None]
+    return stairs if sees is None else sees & stairs
 
 
 def _distance_bias(q: Tensor, k: Tensor, key_mask: Tensor | None, slopes: Tensor) -> Tensor:
