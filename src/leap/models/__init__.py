@@ -2,11 +2,13 @@
 
 from transformers import (
     AutoConfig,
+    AutoFeatureExtractor,
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     AutoModelForSpeechSeq2Seq,
+    AutoProcessor,
 )
 
 from leap.models.cache import StateCache
@@ -18,9 +20,11 @@ from leap.models.causal_lm import (
 )
 from leap.models.classification import LeapformerEncoder, LeapformerForSequenceClassification
 from leap.models.config import LeapConfig, LeapformerConfig
+from leap.models.fbank import LeapformerFeatureExtractor
 from leap.models.interface import with_proportions
 from leap.models.mechanisms import ATTENTIONS, usable_as
 from leap.models.presets import PRESETS, preset
+from leap.models.processor import LeapformerProcessor
 from leap.models.seq2seq import (
     LeapformerForSeq2SeqLM,
     LeapformerForSpeechSeq2Seq,
@@ -38,11 +42,13 @@ __all__ = [
     "LeapModel",
     "LeapformerConfig",
     "LeapformerEncoder",
+    "LeapformerFeatureExtractor",
     "LeapformerForCausalLM",
     "LeapformerForSeq2SeqLM",
     "LeapformerForSequenceClassification",
     "LeapformerForSpeechSeq2Seq",
     "LeapformerModel",
+    "LeapformerProcessor",
     "LeapformerSeq2SeqConfig",
     "LeapformerSeq2SeqModel",
     "LeapformerSpeechConfig",
@@ -90,3 +96,8 @@ for translation_config, translation_model, translator, auto in (
     translation_config.register_for_auto_class()
     translation_model.register_for_auto_class("AutoModel")
     translator.register_for_auto_class(auto.__name__)
+
+AutoFeatureExtractor.register(LeapformerSpeechConfig, LeapformerFeatureExtractor, exist_ok=True)
+LeapformerFeatureExtractor.register_for_auto_class("AutoFeatureExtractor")
+AutoProcessor.register(LeapformerSpeechConfig, LeapformerProcessor, exist_ok=True)
+LeapformerProcessor.register_for_auto_class("AutoProcessor")

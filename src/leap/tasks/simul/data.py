@@ -42,7 +42,8 @@ class Pairs(Protocol):
     """What batches are made of: items, and how long each one is."""
 
     @property
-    def sizes(self) -> Sequence[int]: ...
+    def sizes(self) -> Sequence[int]:
+        """Pieces of the longer side, or frames, of each."""
 
     def __len__(self) -> int: ...
 

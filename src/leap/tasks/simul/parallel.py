@@ -2,6 +2,7 @@
 
 import gzip
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from leap.errors import FileError
@@ -63,7 +64,7 @@ def read_multi30k() -> Corpus:
             f"no Multi30k at {folder}; put train.en.gz, train.de.gz and so on there, or name "
             "another folder of data sets by LEAP_DATA"
         )
-    return read_parallel(folder)
+    return replace(read_parallel(folder), name="multi30k")
 
 
 def _pairs_of_files(folder: Path, source: str, target: str) -> Iterator[tuple[str, Path, Path]]:
