@@ -11,18 +11,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from leap.bench.measure import Call, clock_for, keep_freed_memory, peak_bytes, threads
+from leap.bench.measure import Call, keep_freed_memory, threads
 from leap.bench.mechanisms import Mechanism, check_definition, make_inputs, mechanisms
 from leap.bench.run import (
-    Plan,
     Progress,
     Steps,
     check_at_least_one,
     check_budget,
     describe_machine,
     find_device,
-    plan,
-    take_turns,
+    measure_by_turns,
 )
 from leap.errors import ConfigError
 
@@ -149,25 +147,16 @@ def _measure_together(
     inputs: dict[str, Tensor],
     steps: Steps,
 ) -> list[Result]:
-    device = config.chosen_device()
-    _, clock = clock_for(device, config.threads)
-    doing = f"{length} tokens, {passes}"
-    calls = {m.name: _call(m, passes, inputs) for m in chosen}
-
-    # The call whose memory is counted warms the timed ones up, and tells how many fit the budget.
-    peaks: dict[str, int] = {}
-    plans: dict[str, Plan] = {}
-    for name, call in calls.items():
-        steps.begin(f"{doing}: memory of {name}")
-        start = clock()
-        peaks[name] = peak_bytes(call, device)
-        plans[name] = plan(
-            call, clock, repeats=config.repeats, budget=config.budget, first=clock() - start
-        )
-        steps.end()
-
-    turns = take_turns(calls, plans, clock, steps, doing)
-    best = {name: min(taken) for name, taken in turns.items()}
+    measured = measure_by_turns(
+        {m.name: _call(m, passes, inputs) for m in chosen},
+        steps,
+        f"{length} tokens, {passes}",
+        device=config.chosen_device(),
+        n_threads=config.threads,
+        repeats=config.repeats,
+        budget=config.budget,
+    )
+    best = {name: min(turns) for name, (turns, _) in measured.items()}
     return [
         Result(
             mechanism=m.name,
@@ -176,8 +165,8 @@ def _measure_together(
             passes=passes,
             seconds=best[m.name],
             speed=best[m.baseline] / best[m.name],
-            peak_bytes=peaks[m.name],
-            turns=turns[m.name],
+            peak_bytes=measured[m.name][1],
+            turns=measured[m.name][0],
         )
         for m in chosen
     ]

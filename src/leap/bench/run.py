@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from leap.bench.measure import Call, Clock, clock_for, seconds
+from leap.bench.measure import Call, Clock, clock_for, peak_bytes, seconds
 from leap.errors import ConfigError
 
 SHORTEST_TURN = 0.01  # Seconds; calls quicker than this are timed several in a row.
@@ -143,3 +143,28 @@ def take_turns(
             if len(turns[name]) == plans[name].n_turns:
                 steps.end()
     return {name: tuple(taken) for name, taken in turns.items()}
+
+
+def measure_by_turns(
+    calls: dict[str, Call],
+    steps: Steps,
+    doing: str,
+    *,
+    device: torch.device,
+    n_threads: int,
+    repeats: int,
+    budget: float,
+) -> dict[str, tuple[tuple[float, ...], int]]:
+    """Seconds of each turn of each call, and its memory: two steps of the progress for each."""
+    _, clock = clock_for(device, n_threads)
+    # The call whose memory is counted warms the timed ones up, and tells how many fit the budget.
+    peaks: dict[str, int] = {}
+    plans: dict[str, Plan] = {}
+    for name, call in calls.items():
+        steps.begin(f"{doing}: memory of {name}")
+        start = clock()
+        peaks[name] = peak_bytes(call, device)
+        plans[name] = plan(call, clock, repeats=repeats, budget=budget, first=clock() - start)
+        steps.end()
+    turns = take_turns(calls, plans, clock, steps, doing)
+    return {name: (turns[name], peaks[name]) for name in calls}

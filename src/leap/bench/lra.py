@@ -1,0 +1,214 @@
+"""What a training step and a prediction cost in Long Range Arena, with every attention.
+
+The models are the paper's, the texts random and as long as each task allows, so no data is needed.
+All attentions take turns in one run (see `leap.bench.run`). Besides `softmax`, which is torch's
+`scaled_dot_product_attention`, there is `softmax-naive`, which holds all scores in memory: what the
+paper compared with.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from leap.bench.measure import Call, keep_freed_memory, threads
+from leap.bench.run import (
+    Progress,
+    Steps,
+    check_at_least_one,
+    check_budget,
+    describe_machine,
+    find_device,
+    measure_by_turns,
+)
+from leap.errors import ConfigError
+from leap.models import LeapformerForSequenceClassification, usable_as
+from leap.tasks.lra.data import TASKS, TaskInfo
+from leap.tasks.lra.model import encoder_config
+
+Passes = Literal["training step", "inference"]
+PASSES: tuple[Passes, ...] = ("training step", "inference")
+
+NAIVE = "softmax-naive"
+NAIVE_OPTIONS = {"attention_options": {"softmax": {"naive": True}}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedConfig:
+    """Measure the time and memory of a training step and of inference, without training.
+
+    The paper's models and the full length of each task, with every attention by turns in one run.
+    Prints tables; writes results.json, results.md and speed.png.
+    """
+
+    tasks: tuple[str, ...] = ("listops", "text", "retrieval", "image", "pathfinder")
+    """Tasks, of which only the sizes matter here."""
+    attention: tuple[str, ...] = ("all",)
+    """Attentions; all, or some. Softmax is measured in any case, naively and as torch has it."""
+    batch: int = 1
+    """Examples at once. The paper's are 16 to 256, for which a CPU is slow."""
+    device: str = "cpu"
+    """Where to run: cpu, cuda, cuda:1, and so on."""
+    threads: int = 1
+    """CPU threads; one is timed in CPU time, more in wall time."""
+    repeats: int = 10
+    """Turns of each attention on each task, of which the fastest counts."""
+    budget: float = 20.0
+    """Seconds to spend on the turns of one attention on one task; there is always one turn."""
+    seed: int = 0
+    """Seed of the weights and of the texts."""
+    output: Path = Path("runs/lra-speed")
+    """Folder to write the results to."""
+
+    def __post_init__(self) -> None:
+        check_at_least_one(batch=self.batch, threads=self.threads, repeats=self.repeats)
+        check_budget(self.budget)
+        find_device(self.device)
+        if not self.tasks:
+            raise ConfigError("nothing to measure: give at least one task")
+        for task in self.tasks:
+            if task not in TASKS:
+                raise ConfigError(f"tasks={task!r} is not known; there are {', '.join(TASKS)}")
+        self.attentions()
+
+    def attentions(self) -> list[str]:
+        """Names of what is measured, the two softmaxes first."""
+        known = [NAIVE, *usable_as("bidirectional")]
+        wanted = known if self.attention == ("all",) else list(self.attention)
+        for name in wanted:
+            if name not in known:
+                raise ConfigError(
+                    f"attention={name!r} is not known in encoders; there are {', '.join(known)}"
+                )
+        return list(dict.fromkeys([NAIVE, "softmax", *wanted]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What one attention took on one task."""
+
+    task: str
+    attention: str
+    passes: Passes
+    seconds: float
+    """The fastest turn."""
+    peak_bytes: int
+    """Most memory held at once on top of the model, its gradients and the optimiser's state."""
+    parameters: int
+    turns: tuple[float, ...]
+    """Seconds of each turn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Everything one run measured, and on what."""
+
+    config: SpeedConfig
+    machine: dict[str, str]
+    results: list[Result]
+
+
+def measure(config: SpeedConfig, progress: Progress = lambda done, total, doing: None) -> Report:
+    """Measure every attention on every task."""
+    names = config.attentions()
+    steps = Steps(progress, total=2 * len(config.tasks) * len(PASSES) * len(names))
+    results: list[Result] = []
+    keep_freed_memory()
+    with threads(config.threads):
+        for task in config.tasks:
+            models = {name: build(TASKS[task], name, config) for name in names}
+            inputs = make_inputs(TASKS[task], config)
+            for passes in PASSES:
+                results += _measure_together(config, task, passes, models, inputs, steps)
+    machine = describe_machine(find_device(config.device), config.threads)
+    return Report(config=config, machine=machine, results=results)
+
+
+def build(
+    info: TaskInfo, name: str, config: SpeedConfig, **changes: Any
+) -> LeapformerForSequenceClassification:
+    """The paper's model for a task."""
+    torch.manual_seed(config.seed)
+    naive = NAIVE_OPTIONS if name == NAIVE else {}
+    attention = "softmax" if name == NAIVE else name
+    model = LeapformerForSequenceClassification(encoder_config(info, attention, **naive | changes))
+    return model.to(find_device(config.device))  # type: ignore[arg-type]
+
+
+def make_inputs(info: TaskInfo, config: SpeedConfig) -> dict[str, Tensor]:
+    """A batch of random examples of full length."""
+    random = torch.Generator().manual_seed(config.seed)
+
+    def draw(end: int, *shape: int) -> Tensor:
+        return torch.randint(end, (config.batch, *shape), generator=random).to(
+            find_device(config.device)
+        )
+
+    inputs = {"input_ids": draw(info.vocab_size, info.max_length), "labels": draw(info.n_classes)}
+    if info.two_inputs:
+        inputs["input_ids_b"] = draw(info.vocab_size, info.max_length)
+    return inputs
+
+
+def _measure_together(
+    config: SpeedConfig,
+    task: str,
+    passes: Passes,
+    models: dict[str, LeapformerForSequenceClassification],
+    inputs: dict[str, Tensor],
+    steps: Steps,
+) -> Iterator[Result]:
+    calls = {name: make_call(model, passes, inputs) for name, model in models.items()}
+    if passes == "training step":
+        for call in calls.values():
+            call()  # Makes what stays: gradients, and the optimiser's state.
+    measured = measure_by_turns(
+        calls,
+        steps,
+        f"{task}, {passes}",
+        device=find_device(config.device),
+        n_threads=config.threads,
+        repeats=config.repeats,
+        budget=config.budget,
+    )
+    for name, (turns, peak) in measured.items():
+        yield Result(
+            task=task,
+            attention=name,
+            passes=passes,
+            seconds=min(turns),
+            peak_bytes=peak,
+            parameters=models[name].num_parameters(),
+            turns=turns,
+        )
+
+
+def make_call(
+    model: LeapformerForSequenceClassification, passes: Passes, inputs: dict[str, Tensor]
+) -> Call:
+    """A training step, or a prediction, to be made as often as one likes."""
+    if passes == "inference":
+        texts = {name: x for name, x in inputs.items() if name != "labels"}
+        return partial(_predict, model, texts)
+    return partial(_step, model, torch.optim.AdamW(model.parameters(), lr=1e-4), inputs)
+
+
+def _predict(model: LeapformerForSequenceClassification, inputs: dict[str, Tensor]) -> None:
+    model.train(False)
+    with torch.inference_mode():
+        model(**inputs)
+
+
+def _step(
+    model: LeapformerForSequenceClassification,
+    optimizer: torch.optim.Optimizer,
+    inputs: dict[str, Tensor],
+) -> None:
+    model.train()
+    optimizer.zero_grad(set_to_none=False)
+    model(**inputs).loss.backward()
+    optimizer.step()
