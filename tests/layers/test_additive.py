@@ -30,9 +30,15 @@ def norm(x):
 
 
 def mean(weight, payload, window):
-    """Section 1.1: each row the mean of what it sees, by weights that do not depend on the row."""
+    """Section 1.1: each row the mean of what it sees, by weights that do not depend on the row.
+
+    The window is a number, or a matrix of who sees whom.
+    """
     i, j = torch.arange(payload.shape[2])[:, None], torch.arange(payload.shape[2])
-    sees = (j <= i) & (j > i - (window or payload.shape[2]))
+    if isinstance(window, torch.Tensor):
+        sees = window
+    else:
+        sees = (j <= i) & (j > i - (window or payload.shape[2]))
     weights = weight.unsqueeze(2) * sees
     return weights @ payload / weights.sum(-1, keepdim=True)
 
@@ -90,6 +96,28 @@ def test_each_formulation_is_its_formula(formulation, window, make_tokens, asser
     layer, x = build(formulation, window), make_tokens(LENGTH)
     expected = DEFINITIONS[formulation](layer, x, window).transpose(1, 2).flatten(-2)
     assert_same(layer(x)[0], expected, layer, x)
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, LENGTH + 5])
+@pytest.mark.parametrize("formulation", FORMULATIONS)
+def test_each_is_so_in_both_directions(formulation, window, make_tokens, assert_same):
+    layer, x = build(formulation, window, form="bidirectional"), make_tokens(LENGTH)
+    apart = (torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)).abs()
+    expected = layer.join(DEFINITIONS[formulation](layer, x, apart < (window or LENGTH)))
+    y, state = layer(x)
+    assert_same(y, expected, layer, x)
+    assert state is None
+
+
+def test_in_both_directions_it_goes_on_from_no_state(make_tokens):
+    layer, x = build("leap-1.0", form="bidirectional"), make_tokens(LENGTH)
+    _, state = build("leap-1.0")(x)
+    with pytest.raises(InputError, match="goes on from no state; use form='causal'"):
+        layer(x, state)
+    with pytest.raises(InputError, match="takes no steps; use form='causal'"):
+        layer.step(x[:, 0], None)
+    with pytest.raises(ConfigError, match="alibi is for form='causal'"):
+        build("leap-1.0", form="bidirectional", alibi=True)
 
 
 def test_another_rescale_takes_the_place_of_the_formulation_s(make_tokens):

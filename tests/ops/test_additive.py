@@ -16,6 +16,7 @@ from leap.ops.additive import (
     additive_attention_reference,
     additive_pool,
     blocked,
+    surrounding_attention,
 )
 from leap.ops.tolerance import TOLERANCES, relative_error
 
@@ -508,3 +509,54 @@ def test_pooling_in_low_precision_costs_no_more_than_rounding(dtype):
     exact = additive_pool(*(x.double() for x in inputs))
     assert additive_pool(*inputs).dtype == dtype
     assert relative_error(additive_pool(*inputs), exact) <= TOLERANCES[dtype].output
+
+
+def surrounding_reference(focus, v, window, key_mask):
+    """Each real token and those less than a window of real ones away, one by one."""
+    o = torch.zeros_like(v)
+    for b in range(len(v)):
+        real = key_mask[b].nonzero().flatten()
+        for rank, i in enumerate(real):
+            seen = real if window is None else real[max(0, rank - window + 1) : rank + window]
+            weights = focus[b, :, seen].softmax(-1)
+            o[b, :, i] = (weights.unsqueeze(-1) * v[b, :, seen]).sum(1)
+    return o
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("pads", [False, True])
+@pytest.mark.parametrize("window", [None, 1, 2, 5, 16, 17, 1000])
+@pytest.mark.parametrize("length", [1, 2, 17, 30])
+def test_what_surrounds_a_token_is_the_mean_over_both_sides(length, window, pads):
+    inputs = make(length, spread=5.0)
+    mask = make_mask(length) if pads else torch.ones(2, length, dtype=torch.bool)
+    given = mask if pads else None
+    actual = surrounding_attention(*inputs, window=window, key_mask=given)
+    expected = surrounding_reference(*inputs, window, mask)
+    real = mask[:, None, :, None]
+    assert_same_outputs_and_gradients(actual * real, expected, inputs)
+    assert actual.isfinite().all()
+
+
+def test_packed_surroundings_do_not_reach_into_each_other():
+    focus, v = make(20, batch=1)
+    packed = surrounding_attention(focus, v, window=3, cu_seqlens=torch.tensor([0, 7, 7, 8, 20]))
+    alone = [surrounding_attention(*cut((focus, v), *span), window=3) for span in ((0, 7), (7, 8))]
+    alone.append(surrounding_attention(*cut((focus, v), 8, 20), window=3))
+    assert_close(packed, torch.cat(alone, dim=2))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.half], ids=str)
+def test_surroundings_in_half_precision_stay_within_the_table(dtype):
+    focus, v = make(100, dtype=dtype)
+    mask = make_mask(100)
+    exact = surrounding_attention(focus.double(), v.double(), window=9, key_mask=mask)
+    actual = surrounding_attention(focus, v, window=9, key_mask=mask)
+    real = mask[:, None, :, None]
+    assert actual.dtype == dtype
+    assert relative_error(actual * real, exact * real) < TOLERANCES[dtype].output
+
+
+def test_a_surrounding_of_nothing_is_an_error():
+    with pytest.raises(InputError, match="window=0 sees no token"):
+        surrounding_attention(*make(5), window=0)

@@ -13,6 +13,8 @@ what is averaged, and in what becomes of the mean (tau = c / w; norm to mean 0 a
     fastformer   Q = A(q, u_q), K = A(Q k, u_k), y = K v                                  c = 5
                  A(x, u) = G(tau norm(x) . norm(u), norm(x))
 
+In the bidirectional form the sum is over |i - j| < window.
+
 In none is a token matched against another: its focus is its own, the same for all that see it.
 That is why the cost is linear, and why the focus explains the attention.
 
@@ -37,12 +39,18 @@ from torch import Tensor, nn
 from leap.errors import ConfigError, InputError
 from leap.layers.attention import (
     Attention,
+    check_alibi,
     distance_slopes,
     one_hot_values,
     one_of,
     token_positions,
 )
-from leap.ops.additive import FocusState, WindowState, additive_attention
+from leap.ops.additive import (
+    FocusState,
+    WindowState,
+    additive_attention,
+    surrounding_attention,
+)
 from leap.ops.state import Recurrent, State, accumulator, state
 
 NORM_EPS = 1e-6
@@ -90,11 +98,14 @@ class FastformerState(Recurrent):
 
 
 class LeapAttention(Attention):
-    """LEAP's causal attention, global or over a window, in one of the original's formulations.
+    """LEAP's attention, global or over a window, in one of the original's formulations.
 
     Args:
         hidden_size, n_head: width of all heads together, and their number.
-        window: how many tokens are seen, the token itself included; None for all.
+        form: "causal", as in the original, or "bidirectional", which sees whole sequences and
+            keeps no state.
+        window: how many tokens are seen, the token itself included; None for all. In the
+            bidirectional form it lies on either side.
         formulation: "additive", "leap-0.1", "leap-1.0", "leap-elu" or "fastformer".
         rescale: c, by default the formulation's; None for no norms, and tau = 1 / sqrt(w).
         alibi: lower the focus of tokens with their distance, in each head at a rate of its own.
@@ -108,6 +119,7 @@ class LeapAttention(Attention):
         hidden_size: int,
         n_head: int,
         *,
+        form: Literal["causal", "bidirectional"] = "causal",
         window: int | None = None,
         formulation: str = "leap-1.0",
         rescale: float | Literal["default"] | None = "default",
@@ -122,8 +134,10 @@ class LeapAttention(Attention):
                 f"window={window} shows nothing; give 1 (a token sees itself) or more, "
                 "or None for all"
             )
+        self.form = one_of("form", form, ("causal", "bidirectional"))
         self.window = window
         self.alibi = alibi
+        check_alibi(alibi, form)
         self.formulation = FORMULATIONS[one_of("formulation", formulation, list(FORMULATIONS))]
         self.rescale = self.formulation.rescale if rescale == "default" else rescale
         if self.rescale is not None:
@@ -157,11 +171,22 @@ class LeapAttention(Attention):
         key_mask: Bool[Tensor, "b t"] | None = None,
         positions: Int[Tensor, "b t"] | None = None,
         cu_seqlens: Int[Tensor, " n"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d"], Recurrent]:
+    ) -> tuple[Float[Tensor, "b t d"], Recurrent | None]:
         """Attend, as `Attention.forward` says. Positions matter with alibi alone."""
         y, after, _ = self._attend(x, state, key_mask, cu_seqlens, positions)
         y = F.dropout(self.join(y).to(x.dtype), self.dropout, self.training)
         return y if self.o_proj is None else self.o_proj(y), after
+
+    def step(
+        self, x: Float[Tensor, "b d"], state: State | None, **inputs: Any
+    ) -> tuple[Float[Tensor, "b d"], State | None]:
+        """Attend from one token for each row, in the causal form."""
+        if self.form == "bidirectional":
+            raise InputError(
+                "LeapAttention(form='bidirectional') sees whole sequences and takes no steps; "
+                "use form='causal'"
+            )
+        return super().step(x, state, **inputs)
 
     def focus(
         self,
@@ -200,6 +225,11 @@ class LeapAttention(Attention):
         positions: Tensor | None,
     ) -> "Attended":
         self.check_tokens(x, key_mask)
+        if state is not None and self.form == "bidirectional":
+            raise InputError(
+                "LeapAttention(form='bidirectional') sees whole sequences and goes on from no "
+                "state; use form='causal' to read on"
+            )
         past = self.check_state(state, self.formulation.state_kind(self.window), x, cu_seqlens)
         mean = self._mean(x, past, key_mask, cu_seqlens, positions)
         return self.formulation.attend(self, x, past, mean)
@@ -213,9 +243,14 @@ class LeapAttention(Attention):
         positions: Tensor | None,
     ) -> "Mean":
         """The kernel over these tokens, of a focus, what to average, and a state."""
-        mean = partial(
-            additive_attention, window=self.window, key_mask=key_mask, cu_seqlens=cu_seqlens
-        )
+        given: dict[str, Any] = {
+            "window": self.window,
+            "key_mask": key_mask,
+            "cu_seqlens": cu_seqlens,
+        }
+        if self.form == "bidirectional":
+            return lambda focus, v, state=None: (surrounding_attention(focus, v, **given), None)
+        mean: Mean = partial(additive_attention, **given)
         if not self.alibi:
             return mean
         if positions is None:
@@ -251,7 +286,7 @@ class LeapAttention(Attention):
         return self.tau * (x * y).sum(dim=-1)
 
 
-Attended = tuple[Tensor, Recurrent, Focus]
+Attended = tuple[Tensor, Recurrent | None, Focus]
 Mean = Callable[..., tuple[Tensor, Any]]
 
 
@@ -300,7 +335,8 @@ def fastformer(layer: LeapAttention, x: Tensor, past: Any, mean: Mean) -> Attend
     mean_q, query, query_logits = mean_by_vector(layer, q, "q_focus", query, mean)
     met = F.dropout(mean_q, layer.dropout, layer.training) * k
     mean_k, key, logits = mean_by_vector(layer, met, "k_focus", key, mean)
-    return mean_k * v, FastformerState.of(query, key), Focus(logits, query_logits=query_logits)
+    after = None if query is None else FastformerState.of(query, key)
+    return mean_k * v, after, Focus(logits, query_logits=query_logits)
 
 
 def mean_by_vector(

@@ -4,8 +4,6 @@ They see whole sequences, and are called like all layers: `y, _ = layer(x, key_m
 A new one is a file here, and an entry in `EFFICIENT`.
 """
 
-from typing import Any
-
 from leap.layers.attention import Attention
 from leap.layers.efficient.bigbird import BigBirdAttention
 from leap.layers.efficient.informer import InformerAttention
@@ -37,21 +35,8 @@ EFFICIENT: dict[str, type[Attention]] = {
 
 `linformer` needs `length`, the longest sequence (see `WholeSequenceAttention.needs_length`)."""
 
-LINEAR: dict[str, dict[str, Any]] = {
-    "linear": {"feature": "relu"},
-    "elu-linear": {"feature": "elu_plus_one"},
-    "square": {"feature": "square"},
-    "cubic": {"feature": "cubic"},
-    "exp": {"feature": "exp"},
-    "sinh": {"feature": "sinh"},
-    "neg-sinh": {"feature": "neg_sinh"},
-    "rope-linear": {"feature": "elu_plus_one", "rotary": True},
-}
-"""Linear attentions by name: options of `LeapformerAttention(proportion="none")`, for any form."""
-
 __all__ = [
     "EFFICIENT",
-    "LINEAR",
     "BigBirdAttention",
     "FastformerAttention",
     "InformerAttention",

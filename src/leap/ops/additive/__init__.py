@@ -12,6 +12,7 @@ Axes: b batch, h heads, t tokens, p values.
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from leap.ops.additive.reference import additive_attention_reference
 from leap.ops.additive.state import FocusState, WindowState
 from leap.ops.checks import check_axes, check_floating, check_key_mask, check_same, shape
 from leap.ops.packing import run_packed
-from leap.ops.state import accumulator, count_tokens, mask_tokens
+from leap.ops.state import Recurrent, accumulator, count_tokens, mask_tokens
 
 __all__ = [
     "FocusState",
@@ -29,7 +30,11 @@ __all__ = [
     "additive_attention",
     "additive_attention_reference",
     "additive_pool",
+    "surrounding_attention",
 ]
+
+NO_FOCUS = -1e30
+"""Logit of a token that is there to be counted, and has no weight beside any other."""
 
 
 def additive_attention(
@@ -102,6 +107,56 @@ def additive_pool(
     """
     _check(focus, v, key_mask)
     return FocusState.of(focus, v, key_mask).mean().to(v.dtype)
+
+
+def surrounding_attention(
+    focus: Float[Tensor, "b h t"],
+    v: Float[Tensor, "b h t p"],
+    *,
+    window: int | None = None,
+    key_mask: Bool[Tensor, "b t"] | None = None,
+    cu_seqlens: Int[Tensor, " n"] | None = None,
+) -> Float[Tensor, "b h t p"]:
+    """Average by focus what lies on both sides, in O(t) whatever the window.
+
+        o_i = sum_j exp(focus_j) v_j  /  sum_j exp(focus_j)        |i - j| < window
+
+    Args:
+        focus: logits.
+        v: values.
+        window: how far each token sees to either side, itself counted; None for everything.
+        key_mask: true at real tokens. Pads, wherever they are, change nothing for the others.
+        cu_seqlens: where packed sequences begin, and the last one ends; the batch is then 1.
+    """
+    _check(focus, v, key_mask)
+    if window is not None and window < 1:
+        raise InputError(f"window={window} sees no token; give 1 or more, or None for all")
+    if cu_seqlens is not None:
+
+        def op(focus: Tensor, v: Tensor, state: None, key_mask: Tensor) -> tuple[Tensor, Recurrent]:
+            o = surrounding_attention(focus, v, window=window, key_mask=key_mask)
+            return o, Recurrent(length=key_mask.sum(dim=1))
+
+        return run_packed(op, cu_seqlens, {"focus": focus, "v": v}, None, key_mask)[0]
+    t = focus.shape[2]
+    if window is None or window >= t:
+        return additive_pool(focus, v, key_mask=key_mask).unsqueeze(2).expand_as(v)
+    if key_mask is None:
+        return _surrounding(focus, v, window)
+    # With real tokens in front, pads behind them are no more than the end of the sequence.
+    order = (~key_mask).int().argsort(dim=1, stable=True)[:, None]
+    focus = focus.to(accumulator(focus)).masked_fill(~key_mask.unsqueeze(1), NO_FOCUS)
+    v = mask_tokens(v, key_mask).take_along_dim(order.unsqueeze(-1), dim=2)
+    o = _surrounding(focus.take_along_dim(order, dim=2), v, window)
+    return o.take_along_dim(order.argsort(dim=-1).unsqueeze(-1), dim=2)
+
+
+def _surrounding(focus: Tensor, v: Tensor, window: int) -> Tensor:
+    """A window on both sides of a token is one up to the token at its end."""
+    more = window - 1
+    focus = F.pad(focus.to(accumulator(focus)), (0, more), value=NO_FOCUS)
+    o, _ = additive_attention(focus, F.pad(v, (0, 0, 0, more)), window=window + more)
+    return o[:, :, more:]
 
 
 def _step(
