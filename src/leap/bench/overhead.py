@@ -1,0 +1,225 @@
+"""What learned proportions add to a training step, against the length of texts and the width.
+
+An encoder of Long Range Arena's shape with its proportions learned, fixed by position (cosFormer)
+or left out (linear attention), by turns in one run (see `leap.bench.run`). Fixed proportions need
+all that learned ones do but the nets that learn them.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+
+from leap.bench.lra import make_call
+from leap.bench.measure import keep_freed_memory, threads
+from leap.bench.report import MIB, Page, Table, digits, where
+from leap.bench.run import (
+    Progress,
+    Steps,
+    check_at_least_one,
+    check_budget,
+    describe_machine,
+    find_device,
+    measure_by_turns,
+)
+from leap.errors import ConfigError
+from leap.models import LeapformerForSequenceClassification
+from leap.tasks.lra.data import TASKS
+from leap.tasks.lra.model import encoder_config
+
+PROPORTIONS = {"learned": "leapformer", "fixed": "cosformer", "none": "linear"}
+"""Attentions by what proportions they have."""
+HEAD_WIDTH = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverheadConfig:
+    """Measure what learned proportions add to a training step: time, memory and parameters.
+
+    Encoders of 2 layers with heads of 32, beside the same with fixed proportions and with none.
+    Prints a table; writes results.json, results.md and overhead.png.
+    """
+
+    lengths: tuple[int, ...] = (512, 1024, 2048, 4096, 8192)
+    """Tokens of a text."""
+    widths: tuple[int, ...] = (64, 128, 256, 512)
+    """Widths of the model, multiples of 32."""
+    hidden: int = 16
+    """Hidden units of the nets that learn proportions."""
+    batch: int = 1
+    """Texts at once."""
+    device: str = "cpu"
+    """Where to run: cpu, cuda, cuda:1, and so on."""
+    threads: int = 1
+    """CPU threads; one is timed in CPU time, more in wall time."""
+    repeats: int = 10
+    """Turns of each, of which the fastest counts."""
+    budget: float = 5.0
+    """Seconds to spend on the turns of one model; there is always one turn."""
+    seed: int = 0
+    """Seed of the weights and of the texts."""
+    output: Path = Path("runs/lra-overhead")
+    """Folder to write the results to."""
+
+    def __post_init__(self) -> None:
+        counts = ("lengths", "widths", "hidden", "batch", "threads", "repeats")
+        check_at_least_one(**{name: getattr(self, name) for name in counts})
+        if not self.lengths or not self.widths:
+            raise ConfigError("nothing to measure: give at least one length and one width")
+        for width in self.widths:
+            if width % HEAD_WIDTH:
+                raise ConfigError(f"widths={width} does not divide into heads of {HEAD_WIDTH}")
+        check_budget(self.budget)
+        find_device(self.device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a training step took with one kind of proportions."""
+
+    proportions: str
+    length: int
+    width: int
+    seconds: float
+    """The fastest turn."""
+    peak_bytes: int
+    parameters: int
+    """All but the embeddings, which depend on length and vocabulary."""
+    turns: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Everything one run measured, and on what."""
+
+    config: OverheadConfig
+    machine: dict[str, str]
+    results: list[Cost]
+
+
+def measure(config: OverheadConfig, progress: Progress = lambda done, total, doing: None) -> Report:
+    """Measure each kind of proportions at each length and width."""
+    total = 2 * len(PROPORTIONS) * len(config.lengths) * len(config.widths)
+    steps = Steps(progress, total)
+    results: list[Cost] = []
+    keep_freed_memory()
+    with threads(config.threads):
+        for width in sorted(set(config.widths)):
+            for length in sorted(set(config.lengths)):
+                results += _measure_at(config, length, width, steps)
+    machine = describe_machine(find_device(config.device), config.threads)
+    return Report(config=config, machine=machine, results=results)
+
+
+def _measure_at(config: OverheadConfig, length: int, width: int, steps: Steps) -> list[Cost]:
+    device = find_device(config.device)
+    info = replace(TASKS["text"], max_length=length)
+    models = {}
+    for kind, attention in PROPORTIONS.items():
+        torch.manual_seed(config.seed)
+        shape = encoder_config(
+            info,
+            attention,
+            hidden_size=width,
+            n_heads=width // HEAD_WIDTH,
+            intermediate_size=2 * width,
+            classifier_size=2 * width,
+            proportion_hidden=config.hidden,
+        )
+        models[kind] = LeapformerForSequenceClassification(shape).to(device)  # type: ignore[arg-type]
+    ids = torch.randint(info.vocab_size, (config.batch, length), device=device)
+    inputs = {"input_ids": ids, "labels": torch.zeros(config.batch, device=device).long()}
+    calls = {kind: make_call(model, "training step", inputs) for kind, model in models.items()}
+    for call in calls.values():
+        call()  # Makes what stays: gradients, and the optimiser's state.
+    measured = measure_by_turns(
+        calls,
+        steps,
+        f"width {width}, {length} tokens",
+        device=device,
+        n_threads=config.threads,
+        repeats=config.repeats,
+        budget=config.budget,
+    )
+    return [
+        Cost(
+            proportions=kind,
+            length=length,
+            width=width,
+            seconds=min(turns),
+            peak_bytes=peak,
+            parameters=models[kind].num_parameters(exclude_embeddings=True),
+            turns=turns,
+        )
+        for kind, (turns, peak) in measured.items()
+    ]
+
+
+def page(report: Report) -> Page:
+    """The table, the plot and the sentence that go with the report."""
+    return Page(
+        name="overhead",
+        report=report,
+        description=(
+            f"Training steps of {report.config.batch} text"
+            f"{'s' * (report.config.batch > 1)}; nets of {report.config.hidden} hidden units, "
+            f"parameters without embeddings; {where(report.machine)}."
+        ),
+        tables=[table(report)],
+        figure=plot(report),
+    )
+
+
+def table(report: Report) -> Table:
+    """A row for each width and length."""
+    columns = ["width", "tokens"]
+    columns += ["ms learned", "over fixed", "over none"]
+    columns += ["MiB learned", "over fixed", "over none"]
+    columns += ["parameters", "over none"]
+    rows = []
+    for cost, others in _learned(report):
+        row = [str(cost.width), str(cost.length), digits(1e3 * cost.seconds)]
+        row += [_added(cost.seconds, other.seconds) for other in others]
+        row.append(digits(cost.peak_bytes / MIB))
+        row += [_added(cost.peak_bytes, other.peak_bytes) for other in others]
+        row += [f"{cost.parameters:,}", _added(cost.parameters, others[1].parameters, 2)]
+        rows.append(row)
+    return Table("what learned proportions cost in training, and add to the others", columns, rows)
+
+
+def _learned(report: Report) -> list[tuple[Cost, list[Cost]]]:
+    """Each cost of learned proportions, with those of fixed ones and of none."""
+    found = {(c.proportions, c.width, c.length): c for c in report.results}
+    return [
+        (cost, [found[kind, cost.width, cost.length] for kind in ("fixed", "none")])
+        for cost in report.results
+        if cost.proportions == "learned"
+    ]
+
+
+def _added(ours: float | int, theirs: float | int, n_digits: int = 0) -> str:
+    return f"{100 * (ours / theirs - 1):+.{n_digits}f} %"
+
+
+def plot(report: Report) -> Figure:
+    """What learned proportions add to fixed ones, against the length, a line for each width."""
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    panels = figure.subplots(1, 2)
+    pairs = _learned(report)
+    for name, panel in (("seconds", panels[0]), ("peak_bytes", panels[1])):
+        for width in sorted({cost.width for cost, _ in pairs}):
+            points = [
+                (cost.length, 100 * (getattr(cost, name) / getattr(fixed, name) - 1))
+                for cost, (fixed, _) in pairs
+                if cost.width == width
+            ]
+            panel.plot(*zip(*points, strict=True), marker="o", markersize=4, label=f"width {width}")
+        panel.set_xscale("log", base=2)
+        panel.set_xlabel("tokens")
+        panel.grid(color="#dddddd", linewidth=0.6)
+        panel.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("added time, % of a step with fixed proportions")
+    panels[1].set_ylabel("added peak memory, %")
+    panels[0].legend(frameon=False)
+    return figure
