@@ -1,0 +1,260 @@
+"""Does it matter how large the nets are that learn proportions, or that there are any?
+
+    learned-0.5       nets of about 0.5 % of the model's parameters, shared by all heads
+    learned-0.5-own   the same, with nets of each head's own
+    fixed             proportions by position: cosFormer
+    none              no proportions: linear attention
+
+All are trained in equal steps. Shares are of the parameters without embeddings, which are most of
+these models and do not learn to attend.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+
+from leap.errors import ConfigError
+from leap.layers import LeapformerAttention, LearnedProportion
+from leap.models import LeapformerConfig, LeapformerForSequenceClassification
+from leap.tasks.lra.data import TASKS, Collator, load_task
+from leap.tasks.lra.model import encoder_config
+from leap.tasks.lra.runs import Settings, Variant, make_batch
+from leap.tasks.lra.train import PeakBytes, RunProgress, train_variants
+from leap.training.folder import write_whole
+from leap.training.table import csv_table, markdown_table
+
+OTHERS = {"fixed": "cosformer", "none": "linear"}
+OWN = "-own"
+LOOKED_AT = 8
+"""Validation examples by whose tokens the spread of learned proportions is told."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblateConfig(Settings):
+    """Train LeaPformer with nets of several sizes, shared or of each head's own, fixed, or none.
+
+    In equal steps, as leap lra train does it. Writes ablation.md, ablation.csv and ablation.png.
+    What the nets cost in time and memory: leap lra overhead.
+    """
+
+    sizes: tuple[float, ...] = (0.2, 0.5, 1.0, 1.5)
+    """Sizes of the nets, in percent of the model's parameters without embeddings."""
+    sharing: tuple[str, ...] = ("shared", "own")
+    """Nets that all heads share, of each head's own, or both."""
+    output: Path = Path("runs/lra-ablation")
+    """Folder for the runs and the table; a run that is there is kept."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for size in self.sizes:
+            if not 0 < size < 100:
+                raise ConfigError(f"sizes={size} must be more than 0 and less than 100 percent")
+        for sharing in self.sharing:
+            if sharing not in ("shared", "own"):
+                raise ConfigError(f"sharing={sharing!r} is not known; there are shared, own")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What came out for one variant, over all its seeds."""
+
+    name: str
+    hidden: int | None
+    """Hidden units of the nets; None where there are none."""
+    added: int
+    """Parameters of the nets."""
+    share: float
+    """The same as a share of the others, without embeddings."""
+    accuracy: float
+    spread: float | None
+    """Standard deviation over seeds, if there are several."""
+    seconds_per_step: float | None
+    cpu_seconds_per_step: float | None
+    peak_bytes: int | None
+    proportion_spread: float | None
+    """Standard deviation of the learned proportions over the tokens of texts, the mean over seeds,
+    layers, queries and keys. Near 0, nothing is re-weighted."""
+
+
+def ablate(
+    config: AblateConfig,
+    progress: RunProgress | None = None,
+    peak_bytes: PeakBytes | None = None,
+) -> list[Row]:
+    """Train each variant, or take up where that was stopped, and write the table."""
+    found = variants(config)
+    results = train_variants(config, found, progress, peak_bytes)
+    by_name: dict[str, list[dict[str, Any]]] = {}
+    for metrics in results:
+        by_name.setdefault(metrics["name"], []).append(metrics)
+    rows = [_row(config, variant, by_name[variant.name]) for variant in found]
+    folder = config.output / config.task
+    write_whole(folder / "ablation.md", markdown(config, results[0]["steps"], rows))
+    write_whole(folder / "ablation.csv", csv_table([asdict(row) for row in rows]))
+    plot(config, rows).savefig(folder / "ablation.png", dpi=150)
+    return rows
+
+
+def variants(config: AblateConfig) -> list[Variant]:
+    """What is trained, the smallest nets first; two sizes that come to the same nets are one."""
+    model = encoder_config(TASKS[config.task], "leapformer")
+    found: list[Variant] = []
+    for sharing in config.sharing:
+        for size in config.sizes:
+            hidden = hidden_units(model, size / 100, own=sharing == "own")
+            changes = {"proportion_hidden": hidden, "proportion_per_head": sharing == "own"}
+            if all(variant.changes != changes for variant in found):
+                name = f"learned-{size:g}" + (OWN if sharing == "own" else "")
+                found.append(Variant(name=name, attention="leapformer", changes=changes))
+    return found + [Variant(name=name, attention=other) for name, other in OTHERS.items()]
+
+
+def hidden_units(config: LeapformerConfig, share: float, *, own: bool) -> int:
+    """The hidden units with which the nets come nearest to a share of the other parameters."""
+    without = _others(config)
+
+    def distance(hidden: int) -> float:
+        return abs(added_parameters(config, hidden, own=own) / without - share)
+
+    head_width = config.hidden_size // config.n_heads
+    # Parameters rise with hidden units, and twice the width of a head is more than anyone asks for.
+    return min(range(1, max(2 * head_width, 3)), key=distance)
+
+
+def added_parameters(config: LeapformerConfig, hidden: int, *, own: bool) -> int:
+    """Parameters of all nets of a model: one for queries and one for keys in each layer."""
+    head_width = config.hidden_size // config.n_heads
+    with torch.device("meta"):
+        net = LearnedProportion(head_width, hidden=hidden, n_head=config.n_heads if own else None)
+    return 2 * config.n_layer * sum(parameter.numel() for parameter in net.parameters())
+
+
+def _others(config: LeapformerConfig) -> int:
+    """Parameters of a model without nets and embeddings."""
+    plain = LeapformerConfig(**config.to_dict() | {"attention": "linear"})
+    return LeapformerForSequenceClassification(plain).num_parameters(exclude_embeddings=True)
+
+
+def _row(config: AblateConfig, variant: Variant, runs: Sequence[dict[str, Any]]) -> Row:
+    model = encoder_config(TASKS[config.task], variant.attention, **variant.changes)
+    hidden = variant.changes.get("proportion_hidden")
+    own = variant.changes.get("proportion_per_head", False)
+    added = 0 if hidden is None else added_parameters(model, hidden, own=own)
+    accuracies = [run["accuracy"] for run in runs]
+    folders = [
+        config.output / config.task / variant.name / f"seed-{run['seed']}" / "model" for run in runs
+    ]
+    return Row(
+        name=variant.name,
+        hidden=hidden,
+        added=added,
+        share=added / _others(model),
+        accuracy=fmean(accuracies),
+        spread=stdev(accuracies) if len(runs) > 1 else None,
+        seconds_per_step=runs[0]["seconds_per_step"],
+        cpu_seconds_per_step=runs[0]["cpu_seconds_per_step"],
+        peak_bytes=runs[0]["peak_bytes"],
+        proportion_spread=(
+            None
+            if hidden is None
+            else fmean(proportion_spread(config, folder) for folder in folders)
+        ),
+    )
+
+
+@torch.no_grad()
+def proportion_spread(config: AblateConfig, folder: Path) -> float:
+    """How far apart a trained model puts the tokens of a text, the mean over layers, q and k."""
+    model = LeapformerForSequenceClassification.from_pretrained(folder).eval()
+    data = load_task(config.task, config.data, "valid")
+    batch = make_batch(data, Collator(data.info), min(LOOKED_AT, len(data)))
+    batch.pop("labels")
+    spreads: list[float] = []
+
+    def look(layer: LeapformerAttention, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
+        real = options["key_mask"]
+        if real is None:
+            real = torch.ones(inputs[0].shape[:2], dtype=torch.bool)
+        for p in layer.proportions(inputs[0], key_mask=real):
+            texts = [text[:, kept] for text, kept in zip(p, real, strict=True)]
+            spreads.extend(float(text.std(dim=-1).mean()) for text in texts)
+
+    for layer in model.modules():
+        if isinstance(layer, LeapformerAttention):
+            layer.register_forward_pre_hook(look, with_kwargs=True)
+    model(**batch)
+    return fmean(spreads)
+
+
+COLUMNS = (
+    "proportions",
+    "hidden units",
+    "parameters added",
+    "share",
+    "accuracy",
+    "s per step",
+    "CPU s per step",
+    "peak MiB",
+    "spread of proportions",
+)
+
+
+def cells(row: Row) -> list[str]:
+    """A row of the table, as text."""
+
+    def number(value: float | int | None, digits: int = 2) -> str:
+        return "" if value is None else f"{value:,.{digits}f}"
+
+    accuracy = f"{100 * row.accuracy:.2f}"
+    return [
+        row.name,
+        number(row.hidden, 0),
+        number(row.added, 0),
+        f"{100 * row.share:.2f} %",
+        accuracy if row.spread is None else f"{accuracy} ± {100 * row.spread:.2f}",
+        number(row.seconds_per_step),
+        number(row.cpu_seconds_per_step),
+        number(None if row.peak_bytes is None else row.peak_bytes / 2**20, 0),
+        number(row.proportion_spread, 3),
+    ]
+
+
+def markdown(config: AblateConfig, steps: int, rows: Sequence[Row]) -> str:
+    """The table in Markdown. Accuracy is of the test set, in percent."""
+    recipe = config.recipe(steps, 0)
+    about = (
+        f"{config.task}: {steps} steps of {recipe['batch']} examples, "
+        f"seeds {', '.join(map(str, config.seeds))}"
+    )
+    return f"{about}\n\n{markdown_table(COLUMNS, [cells(row) for row in rows])}\n"
+
+
+def plot(config: AblateConfig, rows: Sequence[Row]) -> Figure:
+    """Accuracy against the size of the nets, and lines for those without."""
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    for kind, own in (("shared by heads", False), ("each head's own", True)):
+        learned = [r for r in rows if r.hidden is not None and r.name.endswith(OWN) == own]
+        if learned:
+            axes.errorbar(
+                [100 * r.share for r in learned],
+                [100 * r.accuracy for r in learned],
+                [100 * (r.spread or 0.0) for r in learned],
+                marker="o",
+                capsize=3,
+                label=f"learned, {kind}",
+            )
+    for row, style in zip((r for r in rows if r.hidden is None), ("--", ":"), strict=False):
+        axes.axhline(100 * row.accuracy, color="#444444", linestyle=style, label=row.name)
+    axes.set_xlabel("parameters of the nets, % of the others without embeddings")
+    axes.set_ylabel("test accuracy, %")
+    axes.set_title(config.task)
+    axes.grid(color="#dddddd", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    return figure
