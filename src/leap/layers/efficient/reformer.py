@@ -75,7 +75,8 @@ class ReformerAttention(WholeSequenceAttention):
             order = self.buckets(q, n).argsort(dim=-1, stable=True)
             o, log_z = attend_in_chunks(q, F.normalize(q, dim=-1), v, order, n, size)
             back = order.argsort(dim=-1)
-            o, log_z = at(o, back), log_z.take_along_dim(back, dim=-1)
+            o = at(o.flatten(0, 2), back.flatten(0, 2)).view_as(o)
+            log_z = log_z.take_along_dim(back, dim=-1)
             o = (log_z.softmax(dim=2).unsqueeze(-1) * o).sum(dim=2)[:, :, :t]
         return self.o_proj(self.join(F.dropout(o.to(dtype), self.dropout, self.training)))
 
@@ -108,9 +109,9 @@ def attend_in_chunks(
         n: real tokens of each row.
         size: c, which divides t.
     """
-    q, k, v = (at(x.unsqueeze(2).expand(-1, -1, order.shape[2], -1, -1), order) for x in (q, k, v))
-    q, k, v = (x.unflatten(3, (-1, size)) for x in (q, k, v))
     place = order.unflatten(3, (-1, size))
+    flat = order.flatten(0, 1).flatten(1)
+    q, k, v = (at(x.flatten(0, 1), flat).view(*place.shape, -1) for x in (q, k, v))
     k, v = (torch.cat([before(x, 0), x], dim=4) for x in (k, v))
     key_place = torch.cat([before(place.unsqueeze(-1), -1).squeeze(-1), place], dim=4)
 
@@ -124,9 +125,11 @@ def attend_in_chunks(
     return o.flatten(3, 4), log_z.squeeze(-1).flatten(3, 4)
 
 
-def at(x: Float[Tensor, "b h r t w"], order: Int[Tensor, "b h r t"]) -> Float[Tensor, "b h r t w"]:
-    """The tokens of x in the given order."""
-    return x.take_along_dim(order.unsqueeze(-1), dim=3)
+def at(x: Float[Tensor, "n t w"], order: Int[Tensor, "n s"]) -> Float[Tensor, "n s w"]:
+    """The tokens of each row in the given order."""
+    n, t, w = x.shape
+    first = torch.arange(0, n * t, t, device=x.device).unsqueeze(1)
+    return x.reshape(n * t, w).index_select(0, (order + first).flatten()).view(n, -1, w)
 
 
 def before(x: Tensor, fill: int) -> Tensor:
