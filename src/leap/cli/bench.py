@@ -4,10 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from leap.bench import attention_report, decode_report, report
 from leap.bench.attention import BenchConfig
@@ -16,43 +14,37 @@ from leap.bench.decode import DecodeConfig
 from leap.bench.decode import measure as measure_decode
 from leap.bench.run import Progress as ProgressCallback
 from leap.cli import Verb
+from leap.cli.table import show_table
 
 
 def attention(config: BenchConfig) -> None:
     """Measure, print the tables, and say where the files are."""
     report.make_folder(config.output)
-    with _progress_shown() as progress:
+    with stages_shown() as progress:
         measured = measure_attention(config, progress)
-    _show(attention_report.page(measured), config.output)
+    show_page(attention_report.page(measured), config.output)
 
 
 def decode(config: DecodeConfig) -> None:
     """Measure, print the tables, and say where the files are."""
     report.make_folder(config.output)
-    with _progress_shown() as progress:
+    with stages_shown() as progress:
         measured = measure_decode(config, progress)
-    _show(decode_report.page(measured), config.output)
+    show_page(decode_report.page(measured), config.output)
 
 
-def _show(page: report.Page, folder: Path) -> None:
-    console = Console()
-    # A file or a pipe has no width of its own: leave the tables whole.
-    console = console if console.is_terminal else Console(width=120)
+def show_page(page: report.Page, folder: Path) -> None:
+    """Print a bench's tables, write its files, and say where they are."""
     for table in page.tables:
-        console.print(table.title, style="bold", highlight=False)
-        shown = Table(box=SIMPLE_HEAD)
-        for i, column in enumerate(table.columns):
-            shown.add_column(column, justify="right" if i else "left", no_wrap=bool(i))
-        for row in table.rows:
-            shown.add_row(*row)
-        console.print(shown)
+        show_table(table.columns, table.rows, table.title)
     print(page.description)
     for path in report.write(page, folder):
         print(f"wrote {path}")
 
 
 @contextmanager
-def _progress_shown() -> Iterator[ProgressCallback]:
+def stages_shown() -> Iterator[ProgressCallback]:
+    """Show how far a bench is: a bar on a terminal, elsewhere a line for each stage."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _LinePerStage(console)

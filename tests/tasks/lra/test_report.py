@@ -76,9 +76,9 @@ def test_files_hold_what_the_rows_do(runs, tmp_path):
     folder = tmp_path / "out"
     rows = report(ReportConfig(runs, output=folder))
     lines = (folder / "report.md").read_text().splitlines()
-    assert lines[0] == "**text**"
-    start, end = "| linear | 65.00 ± 7.07 | +10.00 | 64 | 4.00x | 20 ", "| 1,100 | 2 | 100 |"
-    assert f"{start}| 2.00x | 16 | 0.25x {end}" in lines
+    assert lines[2] == "**text**"
+    start, end = "| linear | 65.00 ± 7.07 | +10.00 ", "| 1,100 (1.10x) | 2 | 100 |"
+    assert f"{start}| 64 (4.00x) | 20 (2.00x) | 16 (0.25x) {end}" in lines
     with (folder / "report.csv").open() as file:
         read = list(csv.DictReader(file))
     assert [float(line["accuracy"]) for line in read] == [row.accuracy for row in rows]
@@ -96,6 +96,8 @@ def test_attentions_that_did_every_task_are_averaged(runs):
     assert averages["linear"].train_speed == pytest.approx(2.0)  # The root of 4 and 1.
     assert averages["linear"].accuracy_gain == pytest.approx(0.15)
     assert averages["softmax"].memory_share == pytest.approx(1.0)
+    *_, last = markdown(rows).splitlines()
+    assert last.startswith("| linear | 52.50 | +15.00 | (2.00x) |")
     assert markdown(rows).count("**average**") == 1
 
 
@@ -104,7 +106,7 @@ def test_without_softmax_there_is_nothing_to_stand_beside(tmp_path):
     (row,) = report(ReportConfig(tmp_path))
     assert row.train_speed is None and row.accuracy_gain is None and row.peak_bytes is None
     assert average(compare([row])) == []
-    assert "| linear | 50.00 |  |  |  | 10 |  |  |  | 1,000 | 1 | 100 |" in markdown([row])
+    assert "| linear | 50.00 |  |  | 10 |  | 1,000 | 1 | 100 |" in markdown([row])
 
 
 def test_runs_that_were_not_finished_are_told_apart(runs):

@@ -189,13 +189,10 @@ def _over(mean: Callable[[list[float]], float], values: Sequence[float | None]) 
 COLUMNS = (
     "attention",
     "accuracy",
-    "against softmax",
-    "train ex/s",
-    "times softmax",
-    "inference ex/s",
-    "times softmax",
+    "gain",
+    "training, ex/s",
+    "inference, ex/s",
     "peak MiB",
-    "times softmax",
     "parameters",
     "seeds",
     "steps",
@@ -203,7 +200,7 @@ COLUMNS = (
 
 
 def cells(row: Row) -> list[str]:
-    """A row of the table, as text."""
+    """A row of the table, as text: what was measured, and in brackets how many times softmax's."""
     accuracy = f"{100 * row.accuracy:.2f}"
     if row.spread is not None:
         accuracy += f" ± {100 * row.spread:.2f}"
@@ -212,16 +209,17 @@ def cells(row: Row) -> list[str]:
         row.name,
         accuracy,
         _text(row.accuracy_gain, lambda x: f"{100 * x:+.2f}"),
-        _text(row.train_rate, _digits),
-        _text(row.train_speed, _times),
-        _text(row.inference_rate, _digits),
-        _text(row.inference_speed, _times),
-        _text(mebibytes, _digits),
-        _text(row.memory_share, _times),
-        _text(row.parameters, lambda x: f"{x:,.0f}"),
+        _with_ratio(_text(row.train_rate, _digits), row.train_speed),
+        _with_ratio(_text(row.inference_rate, _digits), row.inference_speed),
+        _with_ratio(_text(mebibytes, _digits), row.memory_share),
+        _with_ratio(_text(row.parameters, lambda x: f"{x:,.0f}"), row.parameters_share),
         str(row.seeds),
         _text(row.steps, lambda x: f"{x:,.0f}"),
     ]
+
+
+def _with_ratio(text: str, ratio: float | None) -> str:
+    return text if ratio is None else f"{text} ({ratio:.2f}x)".strip()
 
 
 def _text(value: float | int | None, show: Callable[[float], str]) -> str:
@@ -231,10 +229,6 @@ def _text(value: float | int | None, show: Callable[[float], str]) -> str:
 def _digits(x: float) -> str:
     """Three digits that count."""
     return f"{x:,.0f}" if x >= 100 else f"{x:.3g}"
-
-
-def _times(x: float) -> str:
-    return f"{x:.2f}x"
 
 
 def by_task(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -247,7 +241,9 @@ def by_task(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 def markdown(rows: Sequence[Row]) -> str:
     """A table for each task. Accuracy is of the test set, in percent."""
-    parts = []
+    parts = [
+        "Accuracy on the test set, in percent; its gain, and in brackets ratios, over softmax."
+    ]
     for task, own in by_task(rows).items():
         parts += [f"**{task}**", markdown_table(COLUMNS, [cells(row) for row in own])]
     return "\n\n".join(parts) + "\n"
