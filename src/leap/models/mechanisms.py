@@ -94,11 +94,12 @@ def _linear(**fixed: Any) -> Callable[..., Attention]:
 
 def _leap(config: "LeapformerConfig", layer: int, form: Form, **options: Any) -> LeapAttention:
     given: dict[str, Any] = {
+        "form": form,
         "window": config.windows[layer],
         "alibi": config.position_embedding == "alibi",
         "formulation": config.formulation,
         "rescale": config.rescale,
-        "bias": config.attention_bias,
+        **_common(config),
     }
     return LeapAttention(config.hidden_size, config.n_heads, **given | options)
 
@@ -141,7 +142,7 @@ ATTENTIONS: dict[str, Mechanism] = {
     "sinh": Mechanism(_linear(feature="sinh")),
     "neg-sinh": Mechanism(_linear(feature="neg_sinh")),
     "rope-linear": Mechanism(_linear(feature="elu_plus_one", rotary=True)),
-    "leap": Mechanism(_leap, forms=("causal",), rotary=False),
+    "leap": Mechanism(_leap, forms=("causal", "bidirectional"), rotary=False),
     **{name: _encoder(kind) for name, kind in EFFICIENT.items()},
     "softmax": Mechanism(_softmax, layer_type="full_attention"),
 }
