@@ -19,7 +19,7 @@ from leap.errors import LeapError
 TASKS = {
     "bench": "speed and memory of attentions and of decoding",
     "lm": "language models: train, measure, write",
-    "lra": "Long Range Arena: data",
+    "lra": "Long Range Arena: data, training, tables, speed",
     "simul": "simultaneous translation: data",
 }
 

@@ -2,14 +2,34 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
+from transformers.utils import logging
 
+from leap.bench import lra, lra_report
+from leap.bench import overhead as overheads
+from leap.bench.lra import SpeedConfig
+from leap.bench.measure import peak_bytes
+from leap.bench.overhead import OverheadConfig
+from leap.bench.report import make_folder
 from leap.cli import Verb
+from leap.cli.bench import show_page, stages_shown
+from leap.cli.progress import progress_shown, told
+from leap.cli.table import show_table
+from leap.tasks.lra import ablate as ablating
 from leap.tasks.lra import prepare as preparing
+from leap.tasks.lra import report as reporting
+from leap.tasks.lra import train as training
+from leap.tasks.lra.ablate import AblateConfig
 from leap.tasks.lra.prepare import PrepareConfig, Prepared, Progress
+from leap.tasks.lra.report import ReportConfig
+from leap.tasks.lra.train import TrainConfig
+
+# What goes wrong comes as a LeapError; the library's hints are for those who program with it.
+logging.set_verbosity_error()
 
 
 def prepare(config: PrepareConfig) -> None:
@@ -20,6 +40,56 @@ def prepare(config: PrepareConfig) -> None:
     if not config.task:
         for name, why in preparing.tasks_at_hand()[1].items():
             print(f"{name}: left out, {why}")
+
+
+def train(config: TrainConfig) -> None:
+    """Train, and say what came out and where it is."""
+    with progress_shown() as show:
+        results = training.train(config, told(show), peak_bytes)
+    if not results:
+        return  # Not the first of several processes.
+    by_name: dict[str, list[dict[str, Any]]] = {}
+    for metrics in results:
+        by_name.setdefault(metrics["name"], []).append(metrics)
+    rows = reporting.compare(reporting.summary(runs) for runs in by_name.values())
+    show_table(reporting.COLUMNS, [reporting.cells(row) for row in rows], config.task)
+    print(f"wrote {config.output / config.task}")
+
+
+def report(config: ReportConfig) -> None:
+    """Print the tables, and say where the files are and which runs are not in them."""
+    rows = reporting.report(config)
+    for task, own in reporting.by_task(rows).items():
+        show_table(reporting.COLUMNS, [reporting.cells(row) for row in own], task)
+    for path in reporting.unfinished(config.runs):
+        print(f"left out {path}, which is not finished")
+    for name in ("report.md", "report.csv", "report.png"):
+        print(f"wrote {(config.output or config.runs) / name}")
+
+
+def ablate(config: AblateConfig) -> None:
+    """Train the variants, print the table, and say where the files are."""
+    with progress_shown() as show:
+        rows = ablating.ablate(config, told(show), peak_bytes)
+    show_table(ablating.COLUMNS, [ablating.cells(row) for row in rows], config.task)
+    for name in ("ablation.md", "ablation.csv", "ablation.png"):
+        print(f"wrote {config.output / config.task / name}")
+
+
+def speed(config: SpeedConfig) -> None:
+    """Measure, print the tables, and say where the files are."""
+    make_folder(config.output)
+    with stages_shown() as progress:
+        measured = lra.measure(config, progress)
+    show_page(lra_report.page(measured), config.output)
+
+
+def overhead(config: OverheadConfig) -> None:
+    """Measure, print the table, and say where the files are."""
+    make_folder(config.output)
+    with stages_shown() as progress:
+        measured = overheads.measure(config, progress)
+    show_page(overheads.page(measured), config.output)
 
 
 def _summary(task: Prepared) -> str:
@@ -73,6 +143,49 @@ VERBS = {
             ("lra prepare --task text --source aclImdb", "IMDb's reviews, byte by byte"),
             ("lra prepare --task image --source cifar-10-binary.tar.gz", "CIFAR-10 in grey"),
             ("lra prepare --task listops --train 2000 --output small", "fewer to train on"),
+        ],
+    ),
+    "train": Verb(
+        config=TrainConfig,
+        run=train,
+        examples=[
+            ("lra train --task listops", "as in the paper: 20,000 steps, days on a CPU"),
+            ("lra train --task image --attention softmax leapformer --budget 60", "in an hour"),
+            ("lra train --task text --steps 500 --batch 8 --seeds 0 1 2", "briefly, three times"),
+            ("lra train --task listops --attention all --budget 600", "every attention"),
+        ],
+    ),
+    "report": Verb(
+        config=ReportConfig,
+        run=report,
+        examples=[
+            ("lra report", "of all runs in runs/lra"),
+            ("lra report --runs runs/mine --output benchmarks/lra", "of others, kept elsewhere"),
+        ],
+    ),
+    "speed": Verb(
+        config=SpeedConfig,
+        run=speed,
+        examples=[
+            ("lra speed", "every attention on every task, one example at a time"),
+            ("lra speed --tasks text --batch 4", "four texts of 4,000 bytes"),
+            ("lra speed --attention leapformer bigbird --tasks text", "these, and softmax"),
+        ],
+    ),
+    "ablate": Verb(
+        config=AblateConfig,
+        run=ablate,
+        examples=[
+            ("lra ablate --task image --budget 120", "ten models, in two hours"),
+            ("lra ablate --sizes 0.2 1.5 --sharing shared --steps 500", "four models, briefly"),
+        ],
+    ),
+    "overhead": Verb(
+        config=OverheadConfig,
+        run=overhead,
+        examples=[
+            ("lra overhead", "lengths to 8,192 and widths to 512, in minutes"),
+            ("lra overhead --lengths 1024 --widths 64 --hidden 8", "in seconds"),
         ],
     ),
 }

@@ -1,12 +1,14 @@
 """How far long work is: a bar on a terminal, and in a log a plain line now and then."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 from typing import Protocol, runtime_checkable
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from leap.training import Status
 
 SECONDS_BETWEEN_LINES = 30.0
 
@@ -93,3 +95,23 @@ def _duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.0f} s"
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def told(show: Show) -> Callable[[str, Status], None]:
+    """Shows a training's status, which is news when there has been a look at held-out data."""
+
+    def tell(name: str, status: Status) -> None:
+        show(name, status.step, status.steps, _losses(status), news=status.held_out_loss)
+
+    return tell
+
+
+def _losses(status: Status) -> str:
+    parts = []
+    if status.loss is not None:
+        parts.append(f"loss {status.loss:.3f}")
+    if status.held_out_loss is not None:
+        parts.append(f"held-out {status.held_out_loss:.3f}")
+    if status.held_out_score is not None:
+        parts.append(f"scoring {status.held_out_score:.3f}")
+    return "  ".join(parts)
