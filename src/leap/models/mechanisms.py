@@ -117,7 +117,7 @@ def _encoder(kind: Callable[..., Attention]) -> Mechanism:
     def build(config: "LeapformerConfig", _layer: int, _form: Form, **options: Any) -> Attention:
         given = _common(config)
         if getattr(kind, "needs_length", False):
-            given["length"] = config.n_positions
+            given["length"] = config.n_positions + (config.pooling == "cls")
         return kind(config.hidden_size, config.n_heads, **given | options)
 
     return Mechanism(build, forms=ENCODER, rotary=False)
