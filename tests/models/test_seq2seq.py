@@ -233,7 +233,7 @@ def test_all_parameters_learn_and_the_transcript_teaches_the_encoder():
     source, labels = make_source(40, speech=True), make_source(4)
     transcript = torch.tensor([[5, 6, 7], [8, 9, -100]])
     plain = model(input_features=source, labels=labels).loss
-    both = model(input_features=source, labels=labels, ctc_labels=transcript).loss
+    both = model(input_features=source, labels=labels, transcript=transcript).loss
     both.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
     hidden = model.get_encoder()(source).last_hidden_state
@@ -247,7 +247,7 @@ def test_all_parameters_learn_and_the_transcript_teaches_the_encoder():
     )
     assert_close(both - plain, 0.5 * expected.double() / 5, rtol=1e-5, atol=1e-5)
     with pytest.raises(InputError, match="ctc_weight"):
-        make_model(speech=True)(input_features=source, labels=labels, ctc_labels=transcript)
+        make_model(speech=True)(input_features=source, labels=labels, transcript=transcript)
 
 
 @pytest.mark.parametrize("speech", [False, True], ids=["text", "speech"])

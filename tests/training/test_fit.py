@@ -7,7 +7,7 @@ from torch.utils.data import Dataset
 from leap.errors import ConfigError
 from leap.models import LeapformerConfig, LeapformerForCausalLM
 from leap.training import Measure, Recipe, RunFolder, fit, plot_curves, whole_batches
-from leap.training.fit import Shuffled
+from leap.training.fit import Shuffled, mean_weights
 
 RECIPE = Recipe(steps=8, batch=4, evaluate_every=4, log_every=1, warmup=0.0, learning_rate=1e-2)
 
@@ -218,3 +218,41 @@ def test_curves_are_drawn(tmp_path):
 
 def read_width(path):
     return int.from_bytes(path.read_bytes()[16:20])
+
+
+def test_the_mean_of_the_last_checkpoints_is_taken_if_it_does_better(tmp_path):
+    # Steps too large to stay in the valley: between them lies a better place.
+    changes = {"steps": 40, "learning_rate": 0.1, "schedule": "constant"}
+    recipe = replace(RECIPE, evaluate_every=1, average=12, **changes)
+    model, fitted = run(tmp_path, recipe, dropout=0.3)
+    seen = [loss for _, _, loss in losses(fitted) if loss is not None]
+    assert fitted.averaged
+    assert fitted.best_loss < min(seen)
+    newest = sorted_checkpoints(tmp_path)[-12:]
+    mean = mean_weights([path / "model.safetensors" for path in newest])
+    for name, value in mean.items():
+        torch.testing.assert_close(model.state_dict()[name], value)
+
+
+def test_the_mean_is_left_alone_if_it_does_worse(tmp_path):
+    _, fitted = run(tmp_path, replace(RECIPE, evaluate_every=1, average=8))
+    assert not fitted.averaged
+    assert fitted.best_loss == losses(fitted)[-1][2]
+
+
+def test_examples_of_the_whole_run_are_taken_in_order(tmp_path):
+    seen = []
+
+    def collate(examples):
+        seen.extend(int(example["input_ids"][0]) for example in examples)
+        return torch.utils.data.default_collate(examples)
+
+    folder = RunFolder(tmp_path, {})
+    folder.create({})
+    recipe = replace(RECIPE, steps=2, batch=4, evaluate_every=2)
+    fit(make_model(), Counting(), Counting(), recipe, folder, collate=collate, shuffle=False)
+    assert seen[:8] == list(range(8))
+
+
+def sorted_checkpoints(path):
+    return sorted((path / "checkpoints").iterdir(), key=lambda p: int(p.name.split("-")[1]))

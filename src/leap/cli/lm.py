@@ -13,7 +13,7 @@ from transformers.utils import logging
 
 from leap.bench.measure import peak_bytes
 from leap.cli import Verb
-from leap.cli.progress import Show, progress_shown
+from leap.cli.progress import progress_shown, told
 from leap.explain.page import TINT, depths, shown
 from leap.tasks.lm import compare as comparing
 from leap.tasks.lm import demo as demonstrating
@@ -22,7 +22,7 @@ from leap.tasks.lm import explain as explaining
 from leap.tasks.lm import generate as generating
 from leap.tasks.lm import recall as recalling
 from leap.tasks.lm import train as training
-from leap.tasks.lm.compare import CompareConfig, CompareProgress
+from leap.tasks.lm.compare import CompareConfig
 from leap.tasks.lm.demo import DemoConfig
 from leap.tasks.lm.evaluate import EvalConfig
 from leap.tasks.lm.explain import ExplainConfig
@@ -30,7 +30,6 @@ from leap.tasks.lm.generate import GenerateConfig
 from leap.tasks.lm.model import preset_sizes
 from leap.tasks.lm.recall import RecallConfig
 from leap.tasks.lm.train import TrainConfig
-from leap.training import Status
 
 # What goes wrong comes as a LeapError; the library's hints are for those who program with it.
 logging.set_verbosity_error()
@@ -44,7 +43,7 @@ class PresetsConfig:
 def train(config: TrainConfig) -> None:
     """Train, and say what came out and where it is."""
     with progress_shown() as show:
-        tell = _told(show)
+        tell = told(show)
         metrics = training.train(config, lambda status: tell("", status))
     if not metrics:
         return  # Not the first of several processes.
@@ -117,7 +116,7 @@ def presets(_config: PresetsConfig) -> None:
 def compare(config: CompareConfig) -> None:
     """Train the models, print the table, and say where the files are."""
     with progress_shown() as show:
-        rows = comparing.compare(config, _told(show), peak_bytes)
+        rows = comparing.compare(config, told(show), peak_bytes)
     _show(comparing.COLUMNS, [comparing.cells(row) for row in rows])
     for name in ("results.json", "results.md", "curves.png"):
         print(f"wrote {config.output / name}")
@@ -126,7 +125,7 @@ def compare(config: CompareConfig) -> None:
 def recall(config: RecallConfig) -> None:
     """Train and ask the models, print the table, and say where the files are."""
     with progress_shown() as show:
-        rows = recalling.recall(config, _told(show))
+        rows = recalling.recall(config, told(show))
     _show(tuple(recalling.columns(config)), [recalling.cells(row) for row in rows])
     for name in ("results.json", "results.md", "recall.png"):
         print(f"wrote {config.output / name}")
@@ -135,7 +134,7 @@ def recall(config: RecallConfig) -> None:
 def demo(config: DemoConfig) -> None:
     """Train, print the table and what was written, and say where the report is."""
     with progress_shown() as show:
-        learners, written = demonstrating.demo(config, _told(show))
+        learners, written = demonstrating.demo(config, told(show))
     rows = [
         [
             learner.row.model,
@@ -195,24 +194,6 @@ def _show(columns: tuple[str, ...], rows: list[list[str]]) -> None:
     for row in rows:
         table.add_row(*row)
     console.print(table)
-
-
-def _told(show: Show) -> CompareProgress:
-    """Shows a training's status, which is news when there has been a look at the held-out text."""
-
-    def tell(name: str, status: Status) -> None:
-        show(name, status.step, status.steps, _losses(status), news=status.held_out_loss)
-
-    return tell
-
-
-def _losses(status: Status) -> str:
-    parts = []
-    if status.loss is not None:
-        parts.append(f"loss {status.loss:.3f}")
-    if status.held_out_loss is not None:
-        parts.append(f"held-out {status.held_out_loss:.3f}")
-    return "  ".join(parts)
 
 
 VERBS = {

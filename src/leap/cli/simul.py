@@ -3,9 +3,11 @@
 from transformers.utils import logging
 
 from leap.cli import Verb
-from leap.cli.progress import progress_shown
+from leap.cli.progress import progress_shown, told
 from leap.tasks.simul import prepare as preparing
+from leap.tasks.simul import train as training
 from leap.tasks.simul.prepare import PrepareConfig
+from leap.tasks.simul.train import TrainConfig
 
 # What goes wrong comes as a LeapError; the library's hints are for those who program with it.
 logging.set_verbosity_error()
@@ -28,6 +30,18 @@ def prepare(config: PrepareConfig) -> None:
     print(f"wrote {config.output}")
 
 
+def train(config: TrainConfig) -> None:
+    """Train, and say what came out and where it is."""
+    with progress_shown() as show:
+        tell = told(show)
+        metrics = training.train(config, lambda status: tell("", status))
+    if not metrics:
+        return  # Not the first of several processes.
+    best = "the mean of the last" if metrics["averaged"] else f"step {metrics['best_step']}"
+    print(f"best of {metrics['steps']} steps: {best}, held-out loss {metrics['best_loss']:.3f}")
+    print(f"{metrics['parameters']:,} parameters; wrote {config.output}")
+
+
 VERBS = {
     "prepare": Verb(
         config=PrepareConfig,
@@ -45,6 +59,21 @@ VERBS = {
                 "of talks/train.en, talks/train.fr and so on",
             ),
             ("simul prepare --corpus must-c --data MUST-C --output runs/must-c", "recordings"),
+        ],
+    ),
+    "train": Verb(
+        config=TrainConfig,
+        run=train,
+        examples=[
+            ("simul train", "learn what leap simul prepare has made; minutes for the numbers"),
+            (
+                "simul train --data runs/multi30k --epochs 30 --output runs/captions",
+                "captions; about an hour on two cores",
+            ),
+            (
+                "simul train --data runs/multi30k --attention softmax --output runs/softmax",
+                "with another attention",
+            ),
         ],
     ),
 }

@@ -197,7 +197,7 @@ class LeapformerForSeq2SeqLM(LeapformerSeq2SeqPreTrainedModel, GenerationMixin):
         encoder_outputs: BaseModelOutput | tuple[Tensor, ...] | None = None,
         past_key_values: TranslationCache | None = None,
         labels: Tensor | None = None,
-        ctc_labels: Tensor | None = None,
+        transcript: Tensor | None = None,
         visible: Tensor | None = None,
         chunk_size: int | None = None,
         use_cache: bool | None = None,
@@ -211,7 +211,7 @@ class LeapformerForSeq2SeqLM(LeapformerSeq2SeqPreTrainedModel, GenerationMixin):
                 decoder_input_ids they are also what the decoder reads, a token later. With them
                 the loss is returned, and no logits unless `config.loss_without_logits` is off. In
                 training it is that of smoothed labels.
-            ctc_labels: source tokens that the encoder's states should tell, `[b, l]`, -100 where
+            transcript: source tokens that the encoder's states should tell, `[b, l]`, -100 where
                 there is none, for a model with `ctc_weight`.
             logits_to_keep: for how many of the last tokens, or for which, to give logits.
         """
@@ -236,10 +236,10 @@ class LeapformerForSeq2SeqLM(LeapformerSeq2SeqPreTrainedModel, GenerationMixin):
         loss = logits = None
         if labels is not None:
             loss = self._loss(x, labels, kwargs.get("num_items_in_batch"))
-            if ctc_labels is not None:
+            if transcript is not None:
                 spoken = self.model.encoder.state_mask(attention_mask)
                 loss = loss + self.config.ctc_weight * self._ctc(
-                    outputs.encoder_last_hidden_state, spoken, ctc_labels
+                    outputs.encoder_last_hidden_state, spoken, transcript
                 )
         if loss is None or not self.config.loss_without_logits:
             last = isinstance(logits_to_keep, int)
@@ -289,7 +289,7 @@ class LeapformerForSeq2SeqLM(LeapformerSeq2SeqPreTrainedModel, GenerationMixin):
 
     def _ctc(self, hidden: Tensor, spoken: Tensor | None, transcript: Tensor) -> Tensor:
         if self.ctc_head is None:
-            raise InputError("ctc_labels are for a model with ctc_weight, and this one has none")
+            raise InputError("a transcript is for a model with ctc_weight, and this one has none")
         b, n = hidden.shape[:2]
         full = torch.full((b,), n, device=hidden.device)
         there = transcript != IGNORED
@@ -302,7 +302,7 @@ class LeapformerForSeq2SeqLM(LeapformerSeq2SeqPreTrainedModel, GenerationMixin):
             reduction="sum",
             zero_infinity=True,  # A transcript longer than what was heard has no way to be told.
         )
-        return total / there.sum()
+        return total / there.sum().clamp_min(1)
 
     def _prepare_cache_for_generation(  # type: ignore[override]  # The rest is passed over.
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any

@@ -1,16 +1,18 @@
 """One run of `transformers.Trainer`, which a kill may interrupt anywhere."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 from accelerate import PartialState
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 from transformers import (
@@ -21,14 +23,15 @@ from transformers import (
     TrainingArguments,
 )
 from transformers.trainer_callback import PrinterCallback
-from transformers.utils import logging
+from transformers.utils import SAFE_WEIGHTS_NAME, logging
 
 from leap.errors import ConfigError
+from leap.ops.state import accumulator
 from leap.training.folder import RunFolder
 from leap.training.recipe import Recipe
 
 Example = dict[str, Tensor]
-Collate = Callable[[list[Example]], dict[str, Tensor]]
+Collate = Callable[[list[Any]], dict[str, Any]]
 """Makes a batch of examples."""
 
 
@@ -68,6 +71,8 @@ class Fitted:
     """On held-out data, at the best step."""
     best_score: float | None
     """The measure there, if there is one."""
+    averaged: bool
+    """Whether that is the mean of the last checkpoints, which did better than each."""
     seconds_per_step: float | None
     """Wall time, the median; None if no step was timed."""
     cpu_seconds_per_step: float | None
@@ -78,14 +83,15 @@ class Fitted:
 
 def fit(
     model: PreTrainedModel,
-    train: Dataset[Example],
-    held_out: Dataset[Example],
+    train: Dataset[Any],
+    held_out: Dataset[Any],
     recipe: Recipe,
     folder: RunFolder,
     progress: Progress | None = None,
     *,
     collate: Collate | None = None,
     measure: Measure | None = None,
+    shuffle: bool = True,
 ) -> Fitted:
     """Train a model, or go on with it from the folder's last checkpoint.
 
@@ -94,12 +100,14 @@ def fit(
 
     Args:
         model: changed in place; after it, that of the best checkpoint.
-        train, held_out: examples, as the model's forward takes them.
+        train, held_out: examples, as the model's forward takes them, or as collate does.
         recipe: how.
         folder: where checkpoints and the log go; it must have been created.
         progress: told how far the run is after each step.
-        collate: makes batches of examples that are not all of one length.
+        collate: makes batches of examples that are not all of one length, or are batches already.
         measure: what to choose the best checkpoint by, rather than the held-out loss.
+        shuffle: take the training examples pass after pass, each in an order of its own. Without
+            it they are those of the whole run, in order.
     """
     n_items = len(train)  # type: ignore[arg-type]
     n_steps = recipe.n_steps(n_items)
@@ -108,7 +116,7 @@ def fit(
     trainer = Trainer(
         model=model,
         args=arguments,
-        train_dataset=Shuffled(train, n_steps * recipe.batch, recipe.seed),
+        train_dataset=(Shuffled(train, n_steps * recipe.batch, recipe.seed) if shuffle else train),
         eval_dataset=held_out,
         data_collator=collate,
         compute_metrics=None if measure is None else partial(_score, measure),
@@ -126,11 +134,14 @@ def fit(
         for row in state.log_history
         if row["step"] == state.best_global_step and "eval_loss" in row
     )
+    mean = _try_mean(trainer, folder, recipe.average, best)
+    best = mean or best
     return Fitted(
         steps=state.global_step,
-        best_step=state.best_global_step,
+        best_step=state.global_step if mean else state.best_global_step,
         best_loss=best["eval_loss"],
-        best_score=None if measure is None else state.best_metric,
+        best_score=None if measure is None else best[f"eval_{measure.name}"],
+        averaged=mean is not None,
         seconds_per_step=_median(state.log_history, "seconds_per_step"),
         cpu_seconds_per_step=_median(state.log_history, "cpu_seconds_per_step"),
         history=state.log_history,
@@ -175,6 +186,43 @@ class Shuffled(Dataset[Example]):
         return self.data[self._order[1][place]]
 
 
+def _try_mean(
+    trainer: Trainer, folder: RunFolder, n: int, best: dict[str, Any]
+) -> dict[str, Any] | None:
+    """Give the model the mean of its last checkpoints' weights, if that does better; how well."""
+    paths = folder.all_checkpoints()[-n:]
+    if len(paths) < 2:
+        return None
+    model: Any = trainer.accelerator.unwrap_model(trainer.model)
+    kept = {name: value.clone() for name, value in model.state_dict().items()}
+    mean = mean_weights([path / SAFE_WEIGHTS_NAME for path in paths])
+    # Of tied weights, files hold one.
+    model.load_state_dict(mean, strict=False)
+    model.tie_weights()
+    held_out = trainer.get_eval_dataloader()
+    found = trainer.evaluation_loop(
+        held_out, "evaluation of the mean", trainer.args.prediction_loss_only or None
+    )
+    metrics = found.metrics or {}
+    name = str(trainer.args.metric_for_best_model)
+    gain = metrics[name] - best[name]
+    if gain > 0 if trainer.args.greater_is_better else gain < 0:
+        return metrics
+    model.load_state_dict(kept)
+    return None
+
+
+def mean_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
+    """The mean of the weights in several safetensors files; what is not a weight is the last's."""
+    mean: dict[str, Tensor] = {}
+    for path in paths:
+        for name, value in load_file(path).items():
+            if value.is_floating_point():
+                value = mean.get(name, 0) + value.to(accumulator(value)) / len(paths)
+            mean[name] = value
+    return mean
+
+
 def _score(measure: Measure, held_out: EvalPrediction) -> dict[str, float]:
     return {measure.name: measure.compute(held_out.predictions, held_out.label_ids)}
 
@@ -204,7 +252,7 @@ def _arguments(
         eval_steps=recipe.evaluate_every,
         save_strategy="steps",
         save_steps=recipe.evaluate_every,
-        save_total_limit=1,  # And the best one.
+        save_total_limit=recipe.average + (recipe.average > 1),  # And the best one.
         load_best_model_at_end=True,
         metric_for_best_model="eval_loss" if measure is None else f"eval_{measure.name}",
         greater_is_better=measure is not None,

@@ -88,8 +88,8 @@ class RunFolder:
         shutil.rmtree(self.path / name, ignore_errors=True)
         unfinished.rename(self.path / name)
 
-    def last_checkpoint(self) -> Path | None:
-        """The newest whole checkpoint. One that a kill left unfinished is removed."""
+    def all_checkpoints(self) -> list[Path]:
+        """Every whole checkpoint, the newest last. One that a kill left unfinished is removed."""
         whole = []
         for path in self.checkpoints.glob("checkpoint-*"):
             try:  # Trainer writes this file last.
@@ -98,7 +98,11 @@ class RunFolder:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 whole.append(path)
-        return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+        return sorted(whole, key=lambda path: int(path.name.rpartition("-")[2]))
+
+    def last_checkpoint(self) -> Path | None:
+        """The newest whole checkpoint."""
+        return next(iter(self.all_checkpoints()[-1:]), None)
 
     def _check(self) -> None:
         if self.path.exists() and not self.path.is_dir():

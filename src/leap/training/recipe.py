@@ -43,6 +43,8 @@ class Recipe:
     """Steps between looks at held-out text, each of which leaves a checkpoint to go on from."""
     log_every: int = 10
     """Steps between points of the learning curve."""
+    average: int = 1
+    """Checkpoints, the last ones, whose mean is tried too; it is taken if it does best."""
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.epochs is not None:
@@ -51,7 +53,7 @@ class Recipe:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"{name}={value} must be more than 0")
-        for name in ("evaluate_every", "log_every"):
+        for name in ("evaluate_every", "log_every", "average"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be 1 or more")
         if self.batch % self.accumulate:

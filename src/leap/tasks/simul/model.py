@@ -1,0 +1,152 @@
+"""The model of a run, by its settings, and a run's model and vocabulary read back."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from safetensors import SafetensorError
+from transformers import AutoConfig
+
+from leap.errors import ConfigError, FileError, LeapError
+from leap.models import (
+    LeapformerForSeq2SeqLM,
+    LeapformerForSpeechSeq2Seq,
+    LeapformerSeq2SeqConfig,
+    LeapformerSpeechConfig,
+)
+from leap.models.fbank import LeapformerFeatureExtractor
+from leap.tasks.files import first_line
+from leap.tasks.simul.vocabulary import BOS, EOS, PAD, Vocabulary, load_vocabulary
+from leap.training import quiet
+
+Translator = LeapformerForSeq2SeqLM | LeapformerForSpeechSeq2Seq
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """What a translation model is made of."""
+
+    attention: str = "leapformer"
+    """Attention of all parts that are given none of their own: leapformer, softmax, elu-linear,
+    cosformer, ...; or several with commas, one a layer."""
+    encoder_attention: str | None = None
+    """Attention of the encoder."""
+    decoder_attention: str | None = None
+    """Attention of the decoder to what it has written."""
+    cross_attention: str | None = None
+    """Attention of the decoder to the source."""
+    position_embedding: Literal["sinusoidal", "rotary", "none"] = "sinusoidal"
+    """How positions are known."""
+    hidden_size: int = 128
+    """Width."""
+    feed_forward_size: int = 512
+    """Width of the feed-forward layers."""
+    n_layer: int = 3
+    """Layers of the decoder."""
+    encoder_layers: int = 3
+    """Layers of the encoder."""
+    n_head: int = 4
+    """Heads of each attention."""
+    dropout: float = 0.2
+    """Share of activations dropped in training."""
+    label_smoothing: float = 0.1
+    """Share of a label that is spread over all pieces in training."""
+    subsampling: int = 3
+    """Of speech: convolutions that halve the number of frames; 3 make a state of 80 ms."""
+    ctc_weight: float = 0.3
+    """Of speech: weight of learning to tell the transcript, where there is one."""
+
+
+def build_model(
+    config: ModelConfig, vocabulary: Vocabulary, n_bins: int | None = None
+) -> Translator:
+    """A new model, its weights drawn at random.
+
+    Args:
+        config: sizes and attentions.
+        vocabulary: of both languages.
+        n_bins: mel bins of a frame, for a model of speech; None for one of text.
+    """
+    options: dict[str, Any] = {
+        "vocab_size": len(vocabulary),
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.feed_forward_size,
+        "n_layer": config.n_layer,
+        "encoder_layers": config.encoder_layers,
+        "n_heads": config.n_head,
+        "position_embedding": config.position_embedding,
+        "hidden_dropout_prob": config.dropout,
+        "label_smoothing": config.label_smoothing,
+        "bos_token_id": BOS,
+        "pad_token_id": PAD,
+        "eos_token_id": EOS,
+        "chunk_size": 1,
+    }
+    for part, n_layer in (
+        ("encoder", config.encoder_layers),
+        ("decoder", config.n_layer),
+        ("cross", config.n_layer),
+    ):
+        name = getattr(config, f"{part}_attention") or config.attention
+        options[f"{part}_attention"] = _one_a_layer(name, n_layer)
+    if n_bins is None:
+        return LeapformerForSeq2SeqLM(LeapformerSeq2SeqConfig(**options))
+    speech: dict[str, Any] = {
+        "n_bins": n_bins,
+        "n_subsampling": config.subsampling,
+        "ctc_weight": config.ctc_weight,
+    }
+    return LeapformerForSpeechSeq2Seq(LeapformerSpeechConfig(**options, **speech))
+
+
+def load_run(path: Path) -> tuple[Translator, Vocabulary]:
+    """The model of a run folder, ready to translate, and its vocabulary.
+
+    Args:
+        path: the run folder, or the folder of its model.
+    """
+    folder = path / "model" if (path / "model").is_dir() else path
+    if not (folder / "config.json").is_file():
+        raise FileError(
+            f"no finished run at {path}; make one with leap simul train --output {path}"
+        )
+    try:
+        with quiet():
+            config = AutoConfig.from_pretrained(str(folder))
+            kind = {
+                LeapformerSeq2SeqConfig.model_type: LeapformerForSeq2SeqLM,
+                LeapformerSpeechConfig.model_type: LeapformerForSpeechSeq2Seq,
+            }.get(config.model_type)
+            if kind is None:
+                raise FileError(f"{folder} holds no translation model, but a {config.model_type}")
+            model = kind.from_pretrained(str(folder))
+    except LeapError:
+        raise
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise FileError(f"no model can be read from {folder} ({first_line(error)})") from error
+    vocabulary = load_vocabulary(folder)
+    vocabulary.check_fits(model.config.vocab_size, str(folder))
+    return model.eval(), vocabulary
+
+
+def save_model(
+    model: Translator,
+    vocabulary: Vocabulary,
+    extractor: LeapformerFeatureExtractor | None,
+    folder: Path,
+) -> None:
+    """Write what `load_run`, or Hugging Face's Auto classes, read."""
+    with quiet():
+        model.save_pretrained(str(folder))
+        if extractor is not None:
+            extractor.save_pretrained(str(folder))
+    vocabulary.save(folder)
+
+
+def _one_a_layer(names: str, n_layer: int) -> str | list[str]:
+    given = names.split(",")
+    if len(given) == 1:
+        return names
+    if len(given) != n_layer:
+        raise ConfigError(f"attention {names!r} has {len(given)} names for {n_layer} layers")
+    return given

@@ -1,0 +1,105 @@
+"""What a model learns to see: a read schedule and a chunk size, drawn anew for each batch.
+
+A model that has met many of them serves many latencies (multi-path wait-k).
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from leap.errors import ConfigError
+from leap.tasks.simul.data import Item, TokenBatches, collate
+
+Wait = int | Literal["offline"]
+"""How many source states a model is ahead of the target, in steps of the ratio; or all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paths:
+    """What to draw from, for each batch; one that is given twice is drawn twice as often."""
+
+    waits: tuple[Wait, ...] = (1, 3, 5, 7, 9, "offline")
+    """Waits to learn: target piece t (from 0) sees ratio (t + wait) source states, or all."""
+    ratio: int | None = None
+    """Source states to a target piece (pre-decision ratio); by default 1 for text, 4 for speech."""
+    chunk_sizes: tuple[int, ...] | None = None
+    """States that the encoder reads at once; 0 for all of them, with which everything waits for the
+    end. By default 1, 1 and 0 for text, 4, 8 and 0 for speech."""
+
+    def __post_init__(self) -> None:
+        if not self.waits or self.chunk_sizes == ():
+            raise ConfigError("give one or more of both waits and chunk_sizes")
+        for wait in self.waits:
+            if wait != "offline" and wait < 1:
+                raise ConfigError(f"waits={self.waits} holds {wait}; give 1 or more, or offline")
+        if self.ratio is not None and self.ratio < 1:
+            raise ConfigError(f"ratio={self.ratio} must be 1 or more")
+        if any(size < 0 for size in self.chunk_sizes or ()):
+            raise ConfigError(f"chunk_sizes={self.chunk_sizes} must be 1 or more, or 0 for all")
+
+
+def wait_schedule(n_tokens: int, wait: Wait, ratio: int = 1, chunk_size: int = 1) -> Tensor | None:
+    """How many source states each of so many target tokens sees; None for all.
+
+    g(t) = ratio (t + wait), and as states come by the chunk, up to the end of the one that is in.
+    """
+    if wait == "offline" or not chunk_size:
+        return None
+    wanted = ratio * (torch.arange(n_tokens) + wait)
+    return -(-wanted // chunk_size) * chunk_size
+
+
+class Drawn(Dataset[tuple[int, list[Item]]]):
+    """Batches with their number, by which `Collate` draws."""
+
+    def __init__(self, batches: TokenBatches) -> None:
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, index: int) -> tuple[int, list[Item]]:
+        return index, self.batches[index]
+
+
+class Collate:
+    """Makes of numbered batches what a model's forward takes, its path drawn by the number.
+
+    Args:
+        waits, ratio, chunk_sizes: what to draw from, see `Paths`.
+        seed: of what is drawn.
+        with_transcript: keep what is said, for models that learn to tell it.
+    """
+
+    def __init__(
+        self,
+        waits: Sequence[Wait],
+        ratio: int,
+        chunk_sizes: Sequence[int],
+        *,
+        seed: int = 0,
+        with_transcript: bool = False,
+    ) -> None:
+        self.waits = waits
+        self.ratio = ratio
+        self.chunk_sizes = chunk_sizes
+        self.seed = seed
+        self.with_transcript = with_transcript
+
+    def __call__(self, numbered: Sequence[tuple[int, list[Item]]]) -> dict[str, Any]:
+        """One batch of one or more."""
+        number = numbered[0][0]
+        batch: dict[str, Any] = dict(collate([items for _, items in numbered]))
+        if not self.with_transcript:
+            batch.pop("transcript", None)
+        chance = random.Random(f"{self.seed} {number}")
+        wait, size = chance.choice(self.waits), chance.choice(self.chunk_sizes)
+        schedule = wait_schedule(batch["labels"].shape[1], wait, self.ratio, size)
+        if schedule is not None:
+            batch["visible"] = schedule
+        return batch | {"chunk_size": size}

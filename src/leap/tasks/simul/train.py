@@ -1,0 +1,122 @@
+"""Training: from a prepared corpus to a run folder with a model that reads and writes in turn."""
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from transformers import set_seed
+
+from leap.errors import ConfigError
+from leap.tasks.simul.data import TokenBatches
+from leap.tasks.simul.features import SPEC_AUGMENT
+from leap.tasks.simul.model import ModelConfig, Translator, build_model, save_model
+from leap.tasks.simul.paths import Collate, Drawn, Paths
+from leap.tasks.simul.prepare import Prepared, load_prepared
+from leap.training import Fitted, Progress, Recipe, RunFolder, fit, plot_curves, processes
+from leap.training.folder import read_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(Recipe, Paths, ModelConfig):
+    """Train a translation model that can read and write in turn.
+
+    A run that was stopped goes on from where it was.
+    """
+
+    data: Path = Path("runs/simul-data")
+    """Folder that leap simul prepare has written."""
+    output: Path = Path("runs/simul")
+    """Run folder: settings, checkpoints, model, results, learning curve."""
+    tokens: int | None = None
+    """Pieces of the longer side in a batch, or frames of speech, padding counted; by default 4096
+    and 16384."""
+    augment: Literal["lb", "ld", "sm", "ss"] | None = "lb"
+    """Of speech: gaps to put into it, by SpecAugment's names."""
+
+    batch: int = 1
+    """Batches of so many tokens in each step, over all processes and accumulated parts."""
+    learning_rate: float = 3e-3
+    """Peak learning rate of AdamW."""
+    betas: tuple[float, float] = (0.9, 0.98)
+    """How slowly AdamW's means of the gradient and of its square change."""
+    average: int = 5
+    """Checkpoints, the last ones, whose mean is tried too; it is taken if it does best."""
+
+    def __post_init__(self) -> None:
+        Recipe.__post_init__(self)
+        Paths.__post_init__(self)
+        if self.tokens is not None and self.tokens < 1:
+            raise ConfigError(f"tokens={self.tokens} must be 1 or more")
+
+
+def train(config: TrainConfig, progress: Progress | None = None) -> dict[str, Any]:
+    """Train as the config says, or go on with it, or, if that has been done, tell the results.
+
+    Under `torchrun` every process calls this; the first one writes.
+
+    Returns:
+        The results, as metrics.json has them.
+    """
+    settings = asdict(config)
+    settings.pop("output")
+    folder = RunFolder(config.output, settings)
+    finished = folder.metrics()
+    if finished is not None:
+        return finished
+    with processes().main_process_first():
+        prepared = load_prepared(config.data)
+        extractor = prepared.extractor
+        set_seed(config.seed)
+        model = build_model(
+            config, prepared.vocabulary, None if extractor is None else extractor.feature_size
+        )
+        folder.create({"sentences": read_json(config.data / "data.json")["text"]})
+
+    fitted = _fit(config, model, prepared, folder, progress)
+    if not processes().is_main_process:
+        return {}
+
+    folder.write_folder(
+        "model", lambda path: save_model(model, prepared.vocabulary, extractor, path)
+    )
+    plot_curves({config.attention: fitted.history}, folder.path / "curve.png", config.data.name)
+    metrics = {
+        **asdict(fitted),
+        "parameters": model.num_parameters(),
+        "sentences": prepared.facts["sentences"]["train"],
+        "pieces": len(prepared.vocabulary),
+    }
+    metrics["history"] = metrics.pop("history")  # Long, so last.
+    folder.write_metrics(metrics)
+    return metrics
+
+
+def _fit(
+    config: TrainConfig,
+    model: Translator,
+    prepared: Prepared,
+    folder: RunFolder,
+    progress: Progress | None,
+) -> Fitted:
+    is_spoken = prepared.extractor is not None
+    tokens = config.tokens or (16384 if is_spoken else 4096)
+    gaps = None if config.augment is None else SPEC_AUGMENT[config.augment]
+    train, valid = prepared.dataset("train", gaps), prepared.dataset("valid")
+    n_steps = config.n_steps(TokenBatches(train, tokens).per_pass)
+    collate = Collate(
+        config.waits,
+        config.ratio or (4 if is_spoken else 1),
+        config.chunk_sizes or ((4, 8, 0) if is_spoken else (1, 1, 0)),
+        seed=config.seed,
+        with_transcript=is_spoken and config.ctc_weight > 0,
+    )
+    return fit(
+        model,
+        Drawn(TokenBatches(train, tokens, n_steps * config.batch, config.seed)),
+        Drawn(TokenBatches(valid, tokens, seed=None)),
+        replace(config, steps=n_steps, epochs=None),
+        folder,
+        progress,
+        collate=collate,
+        shuffle=False,
+    )
