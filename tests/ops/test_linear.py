@@ -18,7 +18,11 @@ from leap.ops import (
     staircase_linear_attention,
 )
 from leap.ops.features import positional, proportional
-from leap.ops.linear import causal_linear_attention_reference, linear_attention_reference
+from leap.ops.linear import (
+    causal_linear_attention_reference,
+    linear_attention_reference,
+    read_and_attend,
+)
 from leap.ops.tolerance import TOLERANCES, relative_error
 
 LENGTHS = [1, 2, 7, 8, 9, 15, 16, 17, 50]
@@ -78,6 +82,48 @@ def test_proportional_is_the_plain_op_over_widened_features(length):
 
     _, widened = causal_linear_attention(proportional(q, p), proportional(k, s), v)
     assert_close(state.tensors(), widened.tensors())
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize(("t", "n"), [(1, 1), (5, 9), (9, 5), (1100, 2050)])
+def test_attention_to_a_whole_sequence_is_the_plain_op_over_widened_features(
+    t, n, padded, normalise
+):
+    q, (_, k, v) = make_qkv(t)[0], make_qkv(n, seed=3)
+    p, s = make_proportions(t)[0], make_proportions(n)[1]
+    mask = torch.arange(n).expand(2, n) % 3 != 1 if padded else None
+    inputs = (q, k, v, p, s)
+    wide_q, wide_k = proportional(q, p), proportional(k, s)
+    scores = wide_q @ wide_k.mT * (1 if mask is None else mask[:, None, None])
+    expected = scores @ v
+    if normalise:
+        expected = expected / scores.sum(-1, keepdim=True).clamp_min(1e-6)
+    o, state = read_and_attend(q, k, v, p, s, key_mask=mask, normalise=normalise)
+    assert_close(o, expected)
+    kept = wide_k if mask is None else wide_k * mask[:, None, :, None]
+    assert_close(state.kv, kept.mT @ v)
+    assert_close(state.k, kept.sum(2))
+    # Gradients through the state count as those through the output do.
+    actual = torch.cat([o.flatten(), state.kv.flatten(), state.k.flatten()])
+    expected = torch.cat([x.flatten() for x in (expected, kept.mT @ v, kept.sum(2))])
+    assert_same_gradients(actual, expected, inputs)
+
+
+def test_what_stands_at_pads_of_a_whole_sequence_does_not_matter():
+    q, k, v = make_qkv(6)
+    p, s = make_proportions(6)
+    mask = torch.tensor([[True] * 4 + [False] * 2] * 2)
+    expected, _ = read_and_attend(q, k[:, :, :4], v[:, :, :4], p, s[:, :, :4])
+    broken = [x.detach().clone() for x in (k, v, s)]
+    for x in broken:
+        x[:, :, 4:] = torch.nan
+        x.requires_grad_()
+    actual, _ = read_and_attend(q, broken[0], broken[1], p, broken[2], key_mask=mask)
+    assert_close(actual, expected)
+    for grad in torch.autograd.grad(actual.sum(), broken):
+        assert grad.isfinite().all()
+        assert not grad[:, :, 4:].any()
 
 
 def test_proportional_scores_are_weighted_by_the_cosine_of_the_difference():

@@ -18,7 +18,7 @@ Axes: b batch, h heads, t tokens, s source tokens, w width of a head, v width of
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal, get_args
 
@@ -42,6 +42,7 @@ from leap.ops.linear import (
     LinearState,
     causal_linear_attention,
     causal_proportional_attention,
+    read_and_attend,
 )
 from leap.ops.linear.chunked import unit_scale
 from leap.ops.staircase import staircase_linear_attention
@@ -202,12 +203,18 @@ class LeapformerAttention(DotProductAttention):
                 "proportions fixed by each row's length need all of it at once; "
                 "give the layer length, the longest there will be"
             )
-        q = _widened(*self._queries(x, positions))
+        q, p = self._queries(x, positions)
         if source is None:
             assert past is not None  # or there was nothing to attend to
-            return self._finished(self._attend(q, past), x), past
-        k = _widened(*self._keys(source, source_positions))
+            return self._finished(self._attend(_widened(q, p), past), x), past
+        k, s = self._keys(source, source_positions)
         v = self._values(self.split(self.v_proj(source)))
+        if past is None and visible is None:
+            o, after = read_and_attend(
+                q, k, v, p, s, key_mask=key_mask, normalise=self.normalise, eps=self.eps
+            )
+            return self._finished(self._divided(o), x), after
+        q, k = _widened(q, p), _widened(k, s)
         after = _read(past, k, v, key_mask)
         if visible is None:
             return self._finished(self._attend(q, after), x), after
@@ -239,6 +246,21 @@ class LeapformerAttention(DotProductAttention):
         if self.norm is not None:
             o = o / o.abs().sum(dim=-1, keepdim=True).clamp_min(torch.finfo(o.dtype).tiny)
         return o
+
+    def shares(
+        self,
+        x: Float[Tensor, "b t d"],
+        state: LinearState,
+        earlier: Sequence[LinearState],
+        *,
+        positions: Int[Tensor, "b t"] | None = None,
+    ) -> Float[Tensor, "b h t n"]:
+        """How much of its weights each token of x has on what was read before: q.k_n / q.k."""
+        q = _widened(*self._queries(x, positions if self.looks_at_positions else None))
+        q = q[:, -self.n_head :].to(state.k.dtype)
+        k, *before = (each.k[:, -self.n_head :] for each in (state, *earlier))
+        total = (q @ k.unsqueeze(-1)).clamp_min(torch.finfo(k.dtype).tiny)
+        return q @ torch.stack(before, dim=-1) / total
 
     def proportions(
         self,

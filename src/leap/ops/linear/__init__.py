@@ -20,6 +20,7 @@ from torch import Tensor
 from leap.errors import InputError
 from leap.ops.checks import check_axes, check_floating, check_key_mask, check_same, shape
 from leap.ops.features import proportional
+from leap.ops.linear import whole
 from leap.ops.linear.chunked import attend, normalised, unit_scale
 from leap.ops.linear.gated import LOWEST, gated_attend
 from leap.ops.linear.reference import (
@@ -63,8 +64,32 @@ def linear_attention(
         eps: floor of the normaliser, reached where no key shares a feature with the query.
     """
     check_inputs(q, k, v, key_mask)
-    read = _begin(q, k, v, None, features=k.shape[-1]).advance(k=k, v=v, key_mask=key_mask)
-    return read.attend(q.to(read.kv.dtype), normalise=normalise, eps=eps).to(v.dtype)
+    return read_and_attend(q, k, v, key_mask=key_mask, normalise=normalise, eps=eps)[0]
+
+
+def read_and_attend(
+    q: Float[Tensor, "b h t f"],
+    k: Float[Tensor, "b h n f"],
+    v: Float[Tensor, "b h n e"],
+    p: Float[Tensor, "b h t"] | None = None,
+    s: Float[Tensor, "b h n"] | None = None,
+    *,
+    key_mask: Bool[Tensor, "b n"] | None = None,
+    normalise: bool = True,
+    eps: float = 1e-6,
+) -> tuple[Float[Tensor, "b h t e"], LinearState]:
+    """Attend from every query to every unmasked key, and keep the state to read on from.
+
+    As `linear_attention`, under LeaPformer's map if there are proportions: then equal to it over
+    `proportional(q, p)` and `proportional(k, s)`, which are never held whole.
+    """
+    check_inputs(q, k, v, key_mask)
+    check_same("b h t", q=q, p=p)
+    check_same("b h t", k=k, s=s)
+    mask = None if key_mask is None else key_mask[:, None, :, None]
+    o, _, kv, k_sum = whole.attend(q, k, v, p, s, mask, accumulator(q, k, v), normalise, eps)
+    length = torch.zeros(len(v), dtype=torch.long, device=v.device) + count_tokens(v, key_mask)
+    return o, LinearState(kv=kv, k=k_sum, length=length)
 
 
 def causal_linear_attention(

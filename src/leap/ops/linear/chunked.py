@@ -38,7 +38,7 @@ from leap.ops.state import as_given
 
 Inputs = tuple[
     Tensor | None, ...
-]  # Rows `[r, t, ...]` of q, k, v, and of p and s if there are any.
+]  # _Rows `[r, t, ...]` of q, k, v, and of p and s if there are any.
 
 ROWS_AT_ONCE = 32  # With more rows a chunk's matrices outgrow the cache.
 TOKENS_AT_ONCE = 1024  # Brought to full precision and scaled at once: a copy that fits the cache.
@@ -79,7 +79,7 @@ class _Rows:
         q, k, v, p, s = (None if x is None else x[rows, stretch].to(dtype) for x in inputs)
         assert q is not None and k is not None and v is not None
         scale = unit_scale(q)
-        return cls(q * scale, k, v, _turn(p), _turn(s), scale)
+        return cls(q * scale, k, v, turn(p), turn(s), scale)
 
     def chunk(self, span: slice) -> "_Chunk":
         x, y = (None if x is None else x[:, span] for x in (self.x, self.y))
@@ -93,12 +93,12 @@ class _Chunk(_Rows):
     @cached_property
     def fq(self) -> Tensor:
         """Queries with their re-weighting multiplied in."""
-        return _widen(self.q, self.x)
+        return widen(self.q, self.x)
 
     @cached_property
     def fk(self) -> Tensor:
         """Keys likewise."""
-        return _widen(self.k, self.y)
+        return widen(self.k, self.y)
 
     def scores(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """The causal scores `[r, c, c]`, and their two factors: products and re-weighting."""
@@ -126,8 +126,8 @@ class _Chunk(_Rows):
         scores, dots, weights = self.scores()
         fq, fk = self.fq, self.fk
         dv = torch.bmm(scores.mT, g).baddbmm_(fk, dkv)
-        dq, dx = _widen_backward(torch.bmm(g, kv.mT).baddbmm_(h, k_sum.mT), self.q, self.x)
-        dk, dy = _widen_backward(torch.bmm(self.v, dkv.mT).add_(dk_sum.mT), self.k, self.y)
+        dq, dx = widen_backward(torch.bmm(g, kv.mT).baddbmm_(h, k_sum.mT), self.q, self.x)
+        dk, dy = widen_backward(torch.bmm(self.v, dkv.mT).add_(dk_sum.mT), self.k, self.y)
 
         dscores = torch.baddbmm(h, g, self.v.mT).tril_()
         if weights is not None:
@@ -144,7 +144,7 @@ class _Chunk(_Rows):
         return dq, dk, dv, dx, dy
 
 
-def _turn(p: Tensor | None) -> Tensor | None:
+def turn(p: Tensor | None) -> Tensor | None:
     """[sin, cos](pi/2 p), `[r, c, 2]`."""
     if p is None:
         return None
@@ -153,11 +153,12 @@ def _turn(p: Tensor | None) -> Tensor | None:
     return torch.stack([angle.sin(), angle.cos().clamp_min(0)], dim=-1)
 
 
-def _turn_backward(dx: Tensor, x: Tensor) -> Tensor:
+def turn_backward(dx: Tensor, x: Tensor) -> Tensor:
+    """Gradient of p."""
     return (math.pi / 2) * (dx[..., 0] * x[..., 1] - dx[..., 1] * x[..., 0])
 
 
-def _widen(q: Tensor, x: Tensor | None) -> Tensor:
+def widen(q: Tensor, x: Tensor | None) -> Tensor:
     """[q x_1, q x_2]: a query or key with its re-weighting multiplied in."""
     if x is None:
         return q
@@ -167,7 +168,8 @@ def _widen(q: Tensor, x: Tensor | None) -> Tensor:
     return wide
 
 
-def _widen_backward(dfq: Tensor, q: Tensor, x: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def widen_backward(dfq: Tensor, q: Tensor, x: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Gradients of q and x."""
     if x is None:
         return dfq, None
     by_sin, by_cos = dfq.chunk(2, dim=-1)
@@ -175,17 +177,19 @@ def _widen_backward(dfq: Tensor, q: Tensor, x: Tensor | None) -> tuple[Tensor, T
     return (by_sin * x[..., :1]).addcmul_(by_cos, x[..., 1:]), dx
 
 
-def _rows(x: Tensor | None) -> Tensor | None:
+def flat_rows(x: Tensor | None) -> Tensor | None:
+    """Batch and heads as one axis."""
     return None if x is None else x.flatten(0, 1)
 
 
-def _spans(length: int, size: int) -> list[slice]:
+def spans(length: int, size: int) -> list[slice]:
+    """A length cut into pieces of a size, the last of which may be shorter."""
     return [slice(start, min(start + size, length)) for start in range(0, length, size)]
 
 
 def _stretches(length: int, chunk_size: int) -> list[slice]:
     """Runs of chunks that are brought to full precision together."""
-    return _spans(length, max(chunk_size, TOKENS_AT_ONCE // chunk_size * chunk_size))
+    return spans(length, max(chunk_size, TOKENS_AT_ONCE // chunk_size * chunk_size))
 
 
 @torch.library.custom_op("leap::causal_linear_attention", mutates_args=())
@@ -209,15 +213,15 @@ def attend(
     o, den, kv_after, k_sum_after, kv_marks, k_sum_marks = _outputs(q, v, kv, k_sum, chunk_size)
     kv_after.copy_(kv)
     k_sum_after.copy_(k_sum)
-    inputs = tuple(_rows(x) for x in (q, k, v, p, s))
+    inputs = tuple(flat_rows(x) for x in (q, k, v, p, s))
     outputs = [x.flatten(0, 1) for x in (o, den, kv_after, k_sum_after.unsqueeze(-1))]
     with as_given(q):
-        for rows in _spans(outputs[0].shape[0], ROWS_AT_ONCE):
+        for rows in spans(outputs[0].shape[0], ROWS_AT_ONCE):
             o_, den_, kv_, k_sum_ = (x[rows] for x in outputs)
             for i, stretch in enumerate(_stretches(q.shape[2], chunk_size)):
                 kv_marks[i, rows], k_sum_marks[i, rows] = kv_, k_sum_
                 part = _Rows.of(inputs, rows, stretch, kv.dtype)
-                for span in _spans(part.q.shape[1], chunk_size):
+                for span in spans(part.q.shape[1], chunk_size):
                     c = part.chunk(span)
                     num, den_c = c.attend(kv_, k_sum_)
                     o_c = normalised(num, den_c, eps * c.scale) if normalise else num / c.scale
@@ -233,7 +237,7 @@ def _outputs(
     b, h, f, e = kv.shape
     after = kv.new_empty(kv.shape), k_sum.new_empty(k_sum.shape)
     marks = kv.new_empty(n, b * h, f, e), k_sum.new_empty(n, b * h, f, 1)
-    return _like(v), kv.new_empty(*v.shape[:3], 1), *after, *marks
+    return like(v), kv.new_empty(*v.shape[:3], 1), *after, *marks
 
 
 @torch.library.custom_op("leap::causal_linear_attention_backward", mutates_args=())
@@ -255,26 +259,26 @@ def attend_backward(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, p, s (empty without proportions) and of the state before."""
-    dq, dk, dv, dp, ds = _like(q), _like(k), _like(v), _like(p, q), _like(s, q)
+    dq, dk, dv, dp, ds = like(q), like(k), like(v), like(p, q), like(s, q)
     # Contiguous, as views of their rows are what the loop adds to.
     dkv_before = dkv.clone(memory_format=torch.contiguous_format)
     dk_sum_before = dk_sum.clone(memory_format=torch.contiguous_format)
-    inputs = tuple(_rows(x) for x in (q, k, v, p, s))
+    inputs = tuple(flat_rows(x) for x in (q, k, v, p, s))
     saved = [x.flatten(0, 1) for x in (do, o, den)]
     totals = [x.flatten(0, 1) for x in (dkv_before, dk_sum_before.unsqueeze(-1))]
     outputs = [x.flatten(0, 1) if x.ndim > 2 else x for x in (dq, dk, dv, dp, ds)]
     with as_given(q):
-        for rows in _spans(saved[0].shape[0], ROWS_AT_ONCE):
+        for rows in spans(saved[0].shape[0], ROWS_AT_ONCE):
             dkv_, dk_sum_ = (x[rows] for x in totals)
             for i, stretch in reversed(list(enumerate(_stretches(q.shape[2], chunk_size)))):
                 part = _Rows.of(inputs, rows, stretch, dkv.dtype)
                 do_, o_, den_ = (x[rows, stretch] for x in saved)
-                g, h = _through_the_division(do_, o_, den_, part.scale, normalise, eps)
-                spans = _spans(part.q.shape[1], chunk_size)
-                chunks = [part.chunk(span) for span in spans]
+                g, h = through_the_division(do_, o_, den_, part.scale, normalise, eps)
+                cuts = spans(part.q.shape[1], chunk_size)
+                chunks = [part.chunk(span) for span in cuts]
                 states = _states_before(chunks, kv_marks[i, rows], k_sum_marks[i, rows])
                 turns: list[tuple[Tensor | None, Tensor | None]] = []
-                for span, c, state in reversed(list(zip(spans, chunks, states, strict=True))):
+                for span, c, state in reversed(list(zip(cuts, chunks, states, strict=True))):
                     *grads, dx, dy = c.backward_(g[:, span], h[:, span], *state, dkv_, dk_sum_)
                     for out, grad in zip(outputs, grads, strict=False):
                         out[rows, stretch][:, span] = grad
@@ -283,11 +287,11 @@ def attend_backward(
                     outputs[3:], zip(*reversed(turns), strict=True), (part.x, part.y), strict=True
                 ):
                     if turn is not None:
-                        out[rows, stretch] = _turn_backward(torch.cat(dturn, dim=1), turn)
+                        out[rows, stretch] = turn_backward(torch.cat(dturn, dim=1), turn)
     return dq, dk, dv, dp, ds, dkv_before, dk_sum_before
 
 
-def _through_the_division(
+def through_the_division(
     do: Tensor, o: Tensor, den: Tensor, scale: Tensor, normalise: bool, eps: float
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the numerators, g, and of the denominators, h."""
@@ -308,7 +312,7 @@ def _states_before(chunks: list[_Chunk], kv: Tensor, k_sum: Tensor) -> list[tupl
     return states
 
 
-def _like(x: Tensor | None, other: Tensor | None = None) -> Tensor:
+def like(x: Tensor | None, other: Tensor | None = None) -> Tensor:
     """An empty contiguous tensor like x; of no elements, on the device of `other`, for None."""
     if x is None:
         assert other is not None
@@ -323,8 +327,8 @@ def _(q, k, v, p, s, kv, k_sum, chunk_size, normalise, eps):  # type: ignore[no-
 
 @attend_backward.register_fake
 def _(do, dkv, dk_sum, q, k, v, p, s, o, den, kv_m, k_m, chunk_size, normalise, eps):  # type: ignore[no-untyped-def]
-    inputs = (_like(q), _like(k), _like(v), _like(p, q), _like(s, q))
-    return *inputs, _like(dkv), _like(dk_sum)
+    inputs = (like(q), like(k), like(v), like(p, q), like(s, q))
+    return *inputs, like(dkv), like(dk_sum)
 
 
 def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]

@@ -108,6 +108,10 @@ class LinearState(Recurrent):
             self, kv=kv + later.kv, k=k + later.k, log_decay=log_decay, length=length, trail=None
         )
 
+    def without_values(self) -> "LinearState":
+        """The sum of the keys alone: what tells how weights are shared out, but attends to none."""
+        return replace(self, kv=self.kv[..., :0], trail=None)
+
     def without(
         self,
         *,

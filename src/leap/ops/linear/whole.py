@@ -1,0 +1,199 @@
+"""Linear attention to a whole sequence, in O(t + n), with a backward pass that recomputes.
+
+    kv  = sum_j fk_j v_j^T        k_sum = sum_j fk_j              over the real keys
+    o_i = fq_i kv / max(fq_i . k_sum, eps)
+
+fq and fk are the features with LeaPformer's re-weighting multiplied in, [q x_1, q x_2] (see
+`chunked`). Twice as wide as the features, they are the largest tensors of the computation, and so
+are formed a stretch at a time, where they fit the cache, and once more in the backward:
+
+    dfq_i  = kv g_i + k_sum h_i               g and h: gradients of numerator and denominator
+    dkv    = sum_i fq_i g_i^T                 dk_sum = sum_i fq_i h_i
+    dfk_j  = dkv v_j + dk_sum                 dv_j   = fk_j dkv
+
+Axes: b batch, h heads, t queries, n keys, f features, e values; r = b h rows.
+"""
+
+import torch
+from torch import Tensor
+
+from leap.ops.linear.chunked import (
+    ROWS_AT_ONCE,
+    TOKENS_AT_ONCE,
+    flat_rows,
+    like,
+    normalised,
+    spans,
+    through_the_division,
+    turn,
+    turn_backward,
+    unit_scale,
+    widen,
+    widen_backward,
+)
+from leap.ops.state import as_given
+
+
+@torch.library.custom_op("leap::linear_attention", mutates_args=())
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    p: Tensor | None,
+    s: Tensor | None,
+    key_mask: Tensor | None,
+    total: torch.dtype,
+    normalise: bool,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Attended values `[b, h, t, e]`, denominators `[b, h, t, 1]`, and the state, kv and k_sum.
+
+    The mask is `[b, 1, n, 1]`; `total` is the precision to sum in.
+    """
+    o, den, kv, k_sum = _outputs(q, k, v, p, total)
+    kv_rows, k_sum_rows = kv.flatten(0, 1), k_sum.flatten(0, 1).unsqueeze(-1)
+    keys = [flat_rows(x) for x in (k, v, s, _of_rows(key_mask, k))]
+    queries, outputs = [flat_rows(x) for x in (q, p)], [x.flatten(0, 1) for x in (o, den)]
+    with as_given(q):
+        for rows in spans(kv_rows.shape[0], ROWS_AT_ONCE):
+            kv_, k_sum_ = kv_rows[rows].zero_(), k_sum_rows[rows].zero_()
+            for stretch in spans(k.shape[2], TOKENS_AT_ONCE):
+                k_, v_, y, _ = _keys(keys, rows, stretch, total)
+                fk = widen(k_, y)
+                kv_.baddbmm_(fk.mT, v_)
+                k_sum_ += fk.sum(1).unsqueeze(-1)
+            for stretch in spans(q.shape[2], TOKENS_AT_ONCE):
+                q_, x, scale = _queries(queries, rows, stretch, total)
+                fq = widen(q_, x)
+                num, den_ = torch.bmm(fq, kv_), torch.bmm(fq, k_sum_)
+                o_ = normalised(num, den_, eps * scale) if normalise else num / scale
+                outputs[0][rows, stretch], outputs[1][rows, stretch] = o_, den_
+    return o, den, kv, k_sum
+
+
+@torch.library.custom_op("leap::linear_attention_backward", mutates_args=())
+def attend_backward(
+    do: Tensor,
+    dkv: Tensor,
+    dk_sum: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    p: Tensor | None,
+    s: Tensor | None,
+    key_mask: Tensor | None,
+    o: Tensor,
+    den: Tensor,
+    kv: Tensor,
+    k_sum: Tensor,
+    normalise: bool,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, p and s, the last two empty without proportions."""
+    dq, dk, dv, dp, ds = like(q), like(k), like(v), like(p, q), like(s, q)
+    total = kv.dtype
+    dkv_rows = dkv.flatten(0, 1).clone()
+    dk_sum_rows = dk_sum.flatten(0, 1).unsqueeze(-1).clone()
+    kv_rows, k_sum_rows = kv.flatten(0, 1), k_sum.flatten(0, 1).unsqueeze(-1)
+    keys = [flat_rows(x) for x in (k, v, s, _of_rows(key_mask, k))]
+    queries, saved = [flat_rows(x) for x in (q, p)], [x.flatten(0, 1) for x in (do, o, den)]
+    dq_, dk_, dv_ = (x.flatten(0, 1) for x in (dq, dk, dv))
+    dp_, ds_ = (x.flatten(0, 1) if x.ndim > 2 else x for x in (dp, ds))
+    with as_given(q):
+        for rows in spans(kv_rows.shape[0], ROWS_AT_ONCE):
+            for stretch in spans(q.shape[2], TOKENS_AT_ONCE):
+                part, x, scale = _queries(queries, rows, stretch, total)
+                do_, o_, den_ = (y[rows, stretch] for y in saved)
+                g, h = through_the_division(do_, o_, den_, scale, normalise, eps)
+                dfq = torch.bmm(g, kv_rows[rows].mT).baddbmm_(h, k_sum_rows[rows].mT)
+                grad, dx = widen_backward(dfq, part, x)
+                dq_[rows, stretch] = grad * scale
+                if dx is not None and x is not None:
+                    dp_[rows, stretch] = turn_backward(dx, x)
+                fq = widen(part, x)
+                dkv_rows[rows].baddbmm_(fq.mT, g)
+                dk_sum_rows[rows].baddbmm_(fq.mT, h)
+            for stretch in spans(k.shape[2], TOKENS_AT_ONCE):
+                part, values, y, real = _keys(keys, rows, stretch, total)
+                dfk = torch.bmm(values, dkv_rows[rows].mT).add_(dk_sum_rows[rows].mT)
+                dvalues = torch.bmm(widen(part, y), dkv_rows[rows])
+                grad, dy = widen_backward(dfk, part, y)
+                if real is not None:
+                    grad, dvalues = (torch.where(real, x, 0) for x in (grad, dvalues))
+                dk_[rows, stretch], dv_[rows, stretch] = grad, dvalues
+                if dy is not None and y is not None:
+                    ds_[rows, stretch] = turn_backward(dy, y)
+    return dq, dk, dv, dp, ds
+
+
+def _queries(
+    queries: list[Tensor | None], rows: slice, stretch: slice, total: torch.dtype
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """A stretch of scaled queries, what re-weights them, and the scale."""
+    q, p = (None if x is None else x[rows, stretch].to(total) for x in queries)
+    assert q is not None
+    scale = unit_scale(q)
+    return q * scale, turn(p), scale
+
+
+def _keys(
+    keys: list[Tensor | None], rows: slice, stretch: slice, total: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """A stretch of keys and values, 0 at pads, what re-weights the keys, and where none is a pad.
+
+    The re-weighting of a pad may be anything finite, and its gradient is 0 as its key is.
+    """
+    k, v, s = (None if x is None else x[rows, stretch].to(total) for x in keys[:3])
+    assert k is not None and v is not None
+    real = None if keys[3] is None else keys[3][rows, stretch]
+    if real is not None:
+        k, v = torch.where(real, k, 0), torch.where(real, v, 0)
+        s = None if s is None else torch.where(real.squeeze(-1), s, 0)
+    return k, v, turn(s), real
+
+
+def _of_rows(key_mask: Tensor | None, k: Tensor) -> Tensor | None:
+    return None if key_mask is None else key_mask.expand(*k.shape[:3], 1)
+
+
+def _outputs(
+    q: Tensor, k: Tensor, v: Tensor, p: Tensor | None, total: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    (b, h, t, f), e = q.shape, v.shape[-1]
+    f = f if p is None else 2 * f
+    den, kv, k_sum = (q.new_empty(b, h, *sizes, dtype=total) for sizes in ((t, 1), (f, e), (f,)))
+    return v.new_empty(b, h, t, e), den, kv, k_sum
+
+
+@attend.register_fake
+def _(q, k, v, p, s, key_mask, total, normalise, eps):  # type: ignore[no-untyped-def]
+    return _outputs(q, k, v, p, total)
+
+
+@attend_backward.register_fake
+def _(do, dkv, dk_sum, q, k, v, p, s, key_mask, o, den, kv, k_sum, normalise, eps):  # type: ignore[no-untyped-def]
+    return like(q), like(k), like(v), like(p, q), like(s, q)
+
+
+def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    *tensors, _total, ctx.normalise, ctx.eps = inputs
+    ctx.save_for_backward(*tensors, *output)
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx, do, _dden, dkv, dk_sum):  # type: ignore[no-untyped-def]
+    saved = ctx.saved_tensors  # Once: checkpointing computes them anew at each look.
+    o, _, kv, k_sum = saved[-4:]
+    grads = attend_backward(
+        torch.zeros_like(o) if do is None else do,
+        torch.zeros_like(kv) if dkv is None else dkv,
+        torch.zeros_like(k_sum) if dk_sum is None else dk_sum,
+        *saved,
+        ctx.normalise,
+        ctx.eps,
+    )
+    return *(grad if grad.numel() else None for grad in grads), None, None, None, None
+
+
+attend.register_autograd(_differentiate, setup_context=_save)
