@@ -157,6 +157,16 @@ def test_cls_has_an_embedding_of_its_own_and_takes_no_position():
     assert not torch.allclose(model(make_ids(1, 8)).logits, before)
 
 
+def test_attentions_count_from_cls_on():
+    model, seen = build("cls", "cosformer"), []
+    attention = model.model.layers[0].block.attention
+    attention.register_forward_pre_hook(
+        lambda _, args, options: seen.append(options["positions"].tolist()), with_kwargs=True
+    )
+    model(make_ids(2, 4), attention_mask=torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]]))
+    assert seen == [[[0, 1, 2, 3, 4], [0, 1, 1, 1, 2]]]  # Pads have any.
+
+
 @pytest.mark.parametrize("attention", usable_as("bidirectional"))
 def test_a_text_may_fill_all_positions_behind_cls(attention):
     assert build("cls", attention)(make_ids(1, 32)).logits.isfinite().all()

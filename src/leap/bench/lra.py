@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -34,7 +34,6 @@ Passes = Literal["training step", "inference"]
 PASSES: tuple[Passes, ...] = ("training step", "inference")
 
 NAIVE = "softmax-naive"
-NAIVE_OPTIONS = {"attention_options": {"softmax": {"naive": True}}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,14 +127,15 @@ def measure(config: SpeedConfig, progress: Progress = lambda done, total, doing:
     return Report(config=config, machine=machine, results=results)
 
 
-def build(
-    info: TaskInfo, name: str, config: SpeedConfig, **changes: Any
-) -> LeapformerForSequenceClassification:
+def build(info: TaskInfo, name: str, config: SpeedConfig) -> LeapformerForSequenceClassification:
     """The paper's model for a task."""
     torch.manual_seed(config.seed)
-    naive = NAIVE_OPTIONS if name == NAIVE else {}
-    attention = "softmax" if name == NAIVE else name
-    model = LeapformerForSequenceClassification(encoder_config(info, attention, **naive | changes))
+    shape = (
+        encoder_config(info, "softmax", attention_options={"softmax": {"naive": True}})
+        if name == NAIVE
+        else encoder_config(info, name)
+    )
+    model = LeapformerForSequenceClassification(shape)
     return model.to(find_device(config.device))  # type: ignore[arg-type]
 
 

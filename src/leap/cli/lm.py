@@ -3,17 +3,16 @@
 import sys
 from dataclasses import dataclass
 
-from rich.box import SIMPLE_HEAD
 from rich.color import Color
 from rich.console import Console
 from rich.style import Style
-from rich.table import Table
 from rich.text import Text
 from transformers.utils import logging
 
 from leap.bench.measure import peak_bytes
 from leap.cli import Verb
 from leap.cli.progress import progress_shown, told
+from leap.cli.table import show_table
 from leap.explain.page import TINT, depths, shown
 from leap.tasks.lm import compare as comparing
 from leap.tasks.lm import demo as demonstrating
@@ -68,7 +67,7 @@ def evaluate(config: EvalConfig) -> None:
     print(f"perplexity a word   {score.word_perplexity:.2f}")
     print(f"bits a byte         {score.bits_per_byte:.4f}")
     if score.stretches:
-        _show(
+        show_table(
             ("tokens of the text", "perplexity"),
             [[f"{x.start:,} to {x.end:,}", f"{x.perplexity:.2f}"] for x in score.stretches],
         )
@@ -110,14 +109,14 @@ def presets(_config: PresetsConfig) -> None:
         ]
         for size in preset_sizes()
     ]
-    _show(("preset", "parameters", "width x layers", "vocabulary", "state bytes"), rows)
+    show_table(("preset", "parameters", "width x layers", "vocabulary", "state bytes"), rows)
 
 
 def compare(config: CompareConfig) -> None:
     """Train the models, print the table, and say where the files are."""
     with progress_shown() as show:
         rows = comparing.compare(config, told(show), peak_bytes)
-    _show(comparing.COLUMNS, [comparing.cells(row) for row in rows])
+    show_table(comparing.COLUMNS, [comparing.cells(row) for row in rows])
     for name in ("results.json", "results.md", "curves.png"):
         print(f"wrote {config.output / name}")
 
@@ -126,7 +125,7 @@ def recall(config: RecallConfig) -> None:
     """Train and ask the models, print the table, and say where the files are."""
     with progress_shown() as show:
         rows = recalling.recall(config, told(show))
-    _show(tuple(recalling.columns(config)), [recalling.cells(row) for row in rows])
+    show_table(tuple(recalling.columns(config)), [recalling.cells(row) for row in rows])
     for name in ("results.json", "results.md", "recall.png"):
         print(f"wrote {config.output / name}")
 
@@ -146,7 +145,7 @@ def demo(config: DemoConfig) -> None:
         for learner in learners
     ]
     costs = (f"ms a token at {n:,}" for n in config.contexts)
-    _show(("model", "perplexity before", "after", "bits a byte", *costs), rows)
+    show_table(("model", "perplexity before", "after", "bits a byte", *costs), rows)
     print(f"def {written.text}\n")
     print(f"wrote {config.output / 'report.html'}")
 
@@ -182,18 +181,6 @@ def _tinted(pieces: list[str], weights: list[float]) -> Text:
         shade = Color.from_rgb(*(255 - depth * (255 - channel) for channel in TINT))
         text.append(shown(piece), Style(color="black", bgcolor=shade))
     return text
-
-
-def _show(columns: tuple[str, ...], rows: list[list[str]]) -> None:
-    console = Console()
-    # A file or a pipe has no width of its own: leave the table whole.
-    console = console if console.is_terminal else Console(width=140)
-    table = Table(box=SIMPLE_HEAD)
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
 
 
 VERBS = {

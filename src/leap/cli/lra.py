@@ -12,7 +12,7 @@ from transformers.utils import logging
 from leap.bench import lra, lra_report
 from leap.bench import overhead as overheads
 from leap.bench.lra import SpeedConfig
-from leap.bench.measure import peak_bytes
+from leap.bench.measure import keep_freed_memory, peak_bytes
 from leap.bench.overhead import OverheadConfig
 from leap.bench.report import make_folder
 from leap.cli import Verb
@@ -44,6 +44,7 @@ def prepare(config: PrepareConfig) -> None:
 
 def train(config: TrainConfig) -> None:
     """Train, and say what came out and where it is."""
+    keep_freed_memory()
     with progress_shown() as show:
         results = training.train(config, told(show), peak_bytes)
     if not results:
@@ -69,6 +70,7 @@ def report(config: ReportConfig) -> None:
 
 def ablate(config: AblateConfig) -> None:
     """Train the variants, print the table, and say where the files are."""
+    keep_freed_memory()
     with progress_shown() as show:
         rows = ablating.ablate(config, told(show), peak_bytes)
     show_table(ablating.COLUMNS, [ablating.cells(row) for row in rows], config.task)
