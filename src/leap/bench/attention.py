@@ -16,10 +16,9 @@ from leap.bench.mechanisms import Mechanism, check_definition, make_inputs, mech
 from leap.bench.run import (
     Progress,
     Steps,
+    TurnsConfig,
     check_at_least_one,
-    check_budget,
     describe_machine,
-    find_device,
     measure_by_turns,
 )
 from leap.errors import ConfigError
@@ -31,7 +30,7 @@ N_TOKENS_CHECKED = 150  # Past two chunks of 64, and short enough for the defini
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchConfig:
+class BenchConfig(TurnsConfig):
     """Measure the time and memory of every attention against torch's scaled_dot_product_attention.
 
     Forward, and forward with backward, over a range of lengths. Each attention is first compared
@@ -52,31 +51,16 @@ class BenchConfig:
     """Number of sequences."""
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
     """Precision of the inputs."""
-    device: str = "cpu"
-    """Where to run: cpu, cuda, cuda:1, and so on."""
-    threads: int = 1
-    """CPU threads; one is timed in CPU time, more in wall time."""
-    repeats: int = 10
-    """Turns of each mechanism at each length, of which the fastest counts."""
-    budget: float = 10.0
-    """Seconds to spend on the turns of one mechanism at one length; there is always one turn."""
-    seed: int = 0
-    """Seed of the random inputs."""
     output: Path = Path("runs/bench-attention")
     """Folder to write the results to."""
 
     def __post_init__(self) -> None:
-        counts = ("lengths", "windows", "heads", "width", "batch", "threads", "repeats")
+        super().__post_init__()
+        counts = ("lengths", "windows", "heads", "width", "batch")
         check_at_least_one(**{name: getattr(self, name) for name in counts})
         if not self.lengths or not self.mechanisms:
             raise ConfigError("nothing to measure: give at least one length and one mechanism")
-        check_budget(self.budget)
-        self.chosen_device()
         self.chosen_mechanisms()
-
-    def chosen_device(self) -> torch.device:
-        """The device, if it is one that can be measured here."""
-        return find_device(self.device)
 
     def chosen_mechanisms(self) -> list[Mechanism]:
         """The mechanisms asked for and the baselines they are compared with."""

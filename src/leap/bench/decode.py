@@ -30,10 +30,9 @@ from leap.bench.run import (
     Plan,
     Progress,
     Steps,
+    TurnsConfig,
     check_at_least_one,
-    check_budget,
     describe_machine,
-    find_device,
     plan,
     take_turns,
 )
@@ -48,7 +47,7 @@ LARGEST_ERROR = 1e-4  # Of the largest logit: float32, through every layer of a 
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodeConfig:
+class DecodeConfig(TurnsConfig):
     """Measure the time of one more token after short and long contexts, beside GPT-2.
 
     Our models read the context. GPT-2, of the same sizes and with Hugging Face's key-value cache,
@@ -65,26 +64,17 @@ class DecodeConfig:
     """Sizes of all models: tiny, small, 140m, 247m or 350m."""
     chunk: int = 2048
     """Tokens our models read at once; no matter to what is timed."""
-    device: str = "cpu"
-    """Where to run: cpu, cuda, cuda:1, and so on."""
-    threads: int = 1
-    """CPU threads; one is timed in CPU time, more in wall time."""
     repeats: int = 30
     """Turns of each model at each context, of which the fastest counts."""
-    budget: float = 10.0
-    """Seconds to spend on the turns of one model at one context; there is always one turn."""
-    seed: int = 0
-    """Seed of the weights, the tokens and the random keys and values."""
     output: Path = Path("runs/bench-decode")
     """Folder to write the results to."""
 
     def __post_init__(self) -> None:
-        counts = ("contexts", "chunk", "threads", "repeats")
+        super().__post_init__()
+        counts = ("contexts", "chunk")
         check_at_least_one(**{name: getattr(self, name) for name in counts})
         if not self.contexts or not self.models:
             raise ConfigError("nothing to measure: give at least one context and one model")
-        check_budget(self.budget)
-        find_device(self.device)
         known = (*usable_as("causal"), GPT2)
         for name in self.models:
             if name not in known:
@@ -130,7 +120,7 @@ def measure(
     config: DecodeConfig, progress: Progress = lambda done, total, doing: None
 ) -> DecodeReport:
     """Compare each model's step with its whole forward, then measure them all."""
-    device = find_device(config.device)
+    device = config.chosen_device()
     contexts = sorted(set(config.contexts))
     stages = list(pairwise([0, *contexts]))
 
@@ -165,7 +155,7 @@ def measure(
 def _measure_together(
     config: DecodeConfig, decoders: dict[str, "Decoder"], context: int, steps: Steps
 ) -> list[DecodeResult]:
-    _, clock = clock_for(find_device(config.device), config.threads)
+    _, clock = clock_for(config.chosen_device(), config.threads)
     calls = {name: decoder.step for name, decoder in decoders.items()}
     plans: dict[str, Plan] = {}
     for name, call in calls.items():
@@ -190,7 +180,7 @@ class Decoder:
     """A model that reads random tokens, and can take one more after them as often as asked."""
 
     def __init__(self, model: Any, config: DecodeConfig) -> None:
-        self.model = model.eval().to(find_device(config.device))
+        self.model = model.eval().to(config.chosen_device())
         self.chunk = config.chunk
         self.random = torch.Generator().manual_seed(config.seed)
         self.token = self.tokens(1)

@@ -19,10 +19,9 @@ from leap.bench.measure import Call, keep_freed_memory, threads
 from leap.bench.run import (
     Progress,
     Steps,
+    TurnsConfig,
     check_at_least_one,
-    check_budget,
     describe_machine,
-    find_device,
     measure_by_turns,
 )
 from leap.errors import ConfigError
@@ -37,7 +36,7 @@ NAIVE = "softmax-naive"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpeedConfig:
+class SpeedConfig(TurnsConfig):
     """Measure the time and memory of a training step and of inference, without training.
 
     The paper's models and the full length of each task, with every attention by turns in one run.
@@ -50,23 +49,14 @@ class SpeedConfig:
     """Attentions; all, or some. Softmax is measured in any case, naively and as torch has it."""
     batch: int = 1
     """Examples at once. The paper's are 16 to 256, for which a CPU is slow."""
-    device: str = "cpu"
-    """Where to run: cpu, cuda, cuda:1, and so on."""
-    threads: int = 1
-    """CPU threads; one is timed in CPU time, more in wall time."""
-    repeats: int = 10
-    """Turns of each attention on each task, of which the fastest counts."""
     budget: float = 20.0
     """Seconds to spend on the turns of one attention on one task; there is always one turn."""
-    seed: int = 0
-    """Seed of the weights and of the texts."""
     output: Path = Path("runs/lra-speed")
     """Folder to write the results to."""
 
     def __post_init__(self) -> None:
-        check_at_least_one(batch=self.batch, threads=self.threads, repeats=self.repeats)
-        check_budget(self.budget)
-        find_device(self.device)
+        super().__post_init__()
+        check_at_least_one(batch=self.batch)
         if not self.tasks:
             raise ConfigError("nothing to measure: give at least one task")
         for task in self.tasks:
@@ -123,7 +113,7 @@ def measure(config: SpeedConfig, progress: Progress = lambda done, total, doing:
             inputs = make_inputs(TASKS[task], config)
             for passes in PASSES:
                 results += _measure_together(config, task, passes, models, inputs, steps)
-    machine = describe_machine(find_device(config.device), config.threads)
+    machine = describe_machine(config.chosen_device(), config.threads)
     return Report(config=config, machine=machine, results=results)
 
 
@@ -136,7 +126,7 @@ def build(info: TaskInfo, name: str, config: SpeedConfig) -> LeapformerForSequen
         else encoder_config(info, name)
     )
     model = LeapformerForSequenceClassification(shape)
-    return model.to(find_device(config.device))  # type: ignore[arg-type]
+    return model.to(config.chosen_device())  # type: ignore[arg-type]
 
 
 def make_inputs(info: TaskInfo, config: SpeedConfig) -> dict[str, Tensor]:
@@ -145,7 +135,7 @@ def make_inputs(info: TaskInfo, config: SpeedConfig) -> dict[str, Tensor]:
 
     def draw(end: int, *shape: int) -> Tensor:
         return torch.randint(end, (config.batch, *shape), generator=random).to(
-            find_device(config.device)
+            config.chosen_device()
         )
 
     inputs = {"input_ids": draw(info.vocab_size, info.max_length), "labels": draw(info.n_classes)}
@@ -170,7 +160,7 @@ def _measure_together(
         calls,
         steps,
         f"{task}, {passes}",
-        device=find_device(config.device),
+        device=config.chosen_device(),
         n_threads=config.threads,
         repeats=config.repeats,
         budget=config.budget,

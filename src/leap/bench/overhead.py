@@ -17,10 +17,9 @@ from leap.bench.report import MIB, Page, Table, digits, where
 from leap.bench.run import (
     Progress,
     Steps,
+    TurnsConfig,
     check_at_least_one,
-    check_budget,
     describe_machine,
-    find_device,
     measure_by_turns,
 )
 from leap.errors import ConfigError
@@ -34,7 +33,7 @@ HEAD_WIDTH = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class OverheadConfig:
+class OverheadConfig(TurnsConfig):
     """Measure what learned proportions add to a training step: time, memory and parameters.
 
     Encoders of 2 layers with heads of 32, beside the same with fixed proportions and with none.
@@ -49,29 +48,20 @@ class OverheadConfig:
     """Hidden units of the nets that learn proportions."""
     batch: int = 1
     """Texts at once."""
-    device: str = "cpu"
-    """Where to run: cpu, cuda, cuda:1, and so on."""
-    threads: int = 1
-    """CPU threads; one is timed in CPU time, more in wall time."""
-    repeats: int = 10
-    """Turns of each, of which the fastest counts."""
     budget: float = 5.0
     """Seconds to spend on the turns of one model; there is always one turn."""
-    seed: int = 0
-    """Seed of the weights and of the texts."""
     output: Path = Path("runs/lra-overhead")
     """Folder to write the results to."""
 
     def __post_init__(self) -> None:
-        counts = ("lengths", "widths", "hidden", "batch", "threads", "repeats")
+        super().__post_init__()
+        counts = ("lengths", "widths", "hidden", "batch")
         check_at_least_one(**{name: getattr(self, name) for name in counts})
         if not self.lengths or not self.widths:
             raise ConfigError("nothing to measure: give at least one length and one width")
         for width in self.widths:
             if width % HEAD_WIDTH:
                 raise ConfigError(f"widths={width} does not divide into heads of {HEAD_WIDTH}")
-        check_budget(self.budget)
-        find_device(self.device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,12 +98,12 @@ def measure(config: OverheadConfig, progress: Progress = lambda done, total, doi
         for width in sorted(set(config.widths)):
             for length in sorted(set(config.lengths)):
                 results += _measure_at(config, length, width, steps)
-    machine = describe_machine(find_device(config.device), config.threads)
+    machine = describe_machine(config.chosen_device(), config.threads)
     return Report(config=config, machine=machine, results=results)
 
 
 def _measure_at(config: OverheadConfig, length: int, width: int, steps: Steps) -> list[Cost]:
-    device = find_device(config.device)
+    device = config.chosen_device()
     info = replace(TASKS["text"], max_length=length)
     models = {}
     for kind, attention in PROPORTIONS.items():

@@ -19,18 +19,38 @@ from leap.errors import ConfigError
 SHORTEST_TURN = 0.01  # Seconds; calls quicker than this are timed several in a row.
 
 
+@dataclass(frozen=True, kw_only=True)
+class TurnsConfig:
+    """How to measure: the settings that every bench has in common."""
+
+    device: str = "cpu"
+    """Where to run: cpu, cuda, cuda:1, and so on."""
+    threads: int = 1
+    """CPU threads; one is timed in CPU time, more in wall time."""
+    repeats: int = 10
+    """Turns of whatever is measured, of which the fastest counts."""
+    budget: float = 10.0
+    """Seconds to spend on the turns of one measurement; there is always one turn."""
+    seed: int = 0
+    """Seed of the weights and inputs."""
+
+    def __post_init__(self) -> None:
+        check_at_least_one(threads=self.threads, repeats=self.repeats)
+        if not self.budget > 0:
+            raise ConfigError(f"budget={self.budget} must be more than 0 seconds")
+        self.chosen_device()
+
+    def chosen_device(self) -> torch.device:
+        """The device, if it is one that can be measured here."""
+        return find_device(self.device)
+
+
 def check_at_least_one(**settings: int | tuple[int, ...]) -> None:
     """Raise an error that names the first of the settings to hold a number below 1."""
     for name, value in settings.items():
         values = value if isinstance(value, tuple) else (value,)
         if any(number < 1 for number in values):
             raise ConfigError(f"{name}={value} must be at least 1")
-
-
-def check_budget(budget: float) -> None:
-    """Raise an error unless there is time for a turn."""
-    if not budget > 0:
-        raise ConfigError(f"budget={budget} must be more than 0 seconds")
 
 
 def find_device(name: str) -> torch.device:
