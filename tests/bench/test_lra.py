@@ -100,6 +100,7 @@ def test_all_are_all():
     assert make(attention=("all",)).attentions() == [
         NAIVE,
         "softmax",
+        "bigbird-stored",
         *(name for name in usable_as("bidirectional") if name != "softmax"),
     ]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -33,6 +33,11 @@ Passes = Literal["training step", "inference"]
 PASSES: tuple[Passes, ...] = ("training step", "inference")
 
 NAIVE = "softmax-naive"
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    NAIVE: ("softmax", {"naive": True}),
+    "bigbird-stored": ("bigbird", {"recompute": False}),
+}
+"""Attentions computed in the usual way, which holds their scores, beside ours, which do not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +71,7 @@ class SpeedConfig(TurnsConfig):
 
     def attentions(self) -> list[str]:
         """Names of what is measured, the two softmaxes first."""
-        known = [NAIVE, *usable_as("bidirectional")]
+        known = [*VARIANTS, *usable_as("bidirectional")]
         wanted = known if self.attention == ("all",) else list(self.attention)
         for name in wanted:
             if name not in known:
@@ -120,11 +125,8 @@ def measure(config: SpeedConfig, progress: Progress = lambda done, total, doing:
 def build(info: TaskInfo, name: str, config: SpeedConfig) -> LeapformerForSequenceClassification:
     """The paper's model for a task."""
     torch.manual_seed(config.seed)
-    shape = (
-        encoder_config(info, "softmax", attention_options={"softmax": {"naive": True}})
-        if name == NAIVE
-        else encoder_config(info, name)
-    )
+    attention, options = VARIANTS.get(name, (name, {}))
+    shape = encoder_config(info, attention, attention_options={attention: options})
     model = LeapformerForSequenceClassification(shape)
     return model.to(config.chosen_device())  # type: ignore[arg-type]
 

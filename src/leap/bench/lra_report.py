@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from leap.bench.lra import NAIVE, PASSES, Passes, Report, Result
+from leap.bench.lra import NAIVE, PASSES, VARIANTS, Passes, Report, Result
 from leap.bench.report import MIB, Page, Table, digits, times, where
 
 OURS = "leapformer"
@@ -83,8 +83,9 @@ def describe(report: Report) -> str:
     config = report.config
     return (
         f"The paper's models of Long Range Arena, {config.batch} example"
-        f"{'s' * (config.batch > 1)} at once of each task's full length, float32; {NAIVE} holds "
-        f"all scores in memory, softmax is scaled_dot_product_attention; {where(report.machine)}."
+        f"{'s' * (config.batch > 1)} at once of each task's full length, float32; "
+        f"{' and '.join(VARIANTS)} hold their scores in memory, softmax is "
+        f"scaled_dot_product_attention; {where(report.machine)}."
     )
 
 
