@@ -275,7 +275,8 @@ def test_one_vocabulary_has_one_table_and_two_have_two():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"encoder_attention": "leap"}, "encoder_attention='leap'.*bidirectional.*leapformer"),
+        ({"encoder_attention": "leap"}, "encoder_attention='leap'.*in chunks; .*leapformer"),
+        ({"encoder_attention": "linformer"}, "'linformer'.*bidirectional attention in chunks"),
         ({"cross_attention": "fastformer"}, "cross_attention='fastformer'.*cross"),
         ({"decoder_attention": "none"}, "'none' is not known"),
         ({"position_embedding": "learned"}, "a stream may not"),

@@ -108,11 +108,15 @@ class LeapformerSeq2SeqConfig(LeapformerConfig):
             if given is None:
                 given = self.attention
                 setattr(self, f"{name}_attention", given)
+            able = usable_as(form)
+            if name == "encoder":  # It reads in chunks, as cross-attention does.
+                able = [mechanism for mechanism in able if mechanism in usable_as("cross")]
             for mechanism in self.part(name).attentions:
-                if mechanism not in usable_as(form):
+                if mechanism not in able:
                     raise ConfigError(
                         f"{name}_attention={given!r}: {mechanism} cannot be used as {form} "
-                        f"attention; those that can are {', '.join(usable_as(form))}"
+                        f"attention{' in chunks' * (name == 'encoder')}; "
+                        f"those that can are {', '.join(able)}"
                     )
         self.layer_types = self.part("decoder").layer_types
 
