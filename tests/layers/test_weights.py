@@ -13,6 +13,7 @@ from leap.layers import (
     SoftmaxAttention,
 )
 from leap.layers.additive import FORMULATIONS
+from leap.layers.attention import DotProductAttention
 from leap.ops.additive import additive_attention_reference
 
 PADS_IN_FRONT = torch.arange(9) >= torch.tensor([[2], [0]])
@@ -131,3 +132,27 @@ def test_half_precision_gives_weights_in_full(make_tokens):
 def test_a_layer_that_cannot_tell_says_so(make_tokens):
     with pytest.raises(ConfigError, match="Attention cannot tell how much of each token it takes"):
         Attention(12, 3).weights(make_tokens(2))
+
+
+@pytest.mark.parametrize(
+    "kind, options",
+    [(SoftmaxAttention, {}), *((LeapformerAttention, LINEAR[k]) for k in ("learned", "signed"))],
+)
+def test_shares_are_sums_of_weights(make_tokens, kind, options):
+    layer = make_layer(kind, form="cross", **options)
+    x, source = make_tokens(4), make_tokens(9, seed=1)
+    weights, states, state = layer.weights(x, source=source), [], None
+    for part in source.split([3, 2, 4], dim=1):
+        states.append(state)
+        _, state = layer(x[:, :0], state, source=part)
+    earlier = [each.without_values() for each in states[1:]]
+    actual = layer.shares(x, state, earlier)
+    if "feature" not in options:  # Else weights may cancel, and shares are those of magnitudes.
+        expected = torch.stack([weights[..., :3].sum(-1), weights[..., :5].sum(-1)], dim=-1)
+        assert_close(actual, expected)
+    assert (actual.diff(dim=-1) >= 0).all() and (actual >= 0).all() and (actual <= 1).all()
+
+
+def test_a_layer_that_cannot_tell_shares_says_so(make_tokens):
+    with pytest.raises(ConfigError, match="shared out"):
+        DotProductAttention.shares(make_layer(SoftmaxAttention), make_tokens(2), None, [])

@@ -276,6 +276,24 @@ class DotProductAttention(Attention):
         """The weights of the source's tokens; in the causal form the source is x."""
         return super().weights(x)
 
+    def shares(
+        self,
+        x: Float[Tensor, "b t d"],
+        state: Any,
+        earlier: Sequence[Any],
+        *,
+        positions: Int[Tensor, "b t"] | None = None,
+    ) -> Float[Tensor, "b h t n"]:
+        """How much of its weights each token of x has on what was read before, in the cross form.
+
+        Args:
+            x: tokens that attend to all that the state has read.
+            state: what has been read.
+            earlier: n states on the way to it, of which `without_values` is enough.
+            positions: of the tokens, for layers that look at them.
+        """
+        raise ConfigError(f"{type(self).__name__} cannot tell how its weights are shared out")
+
     def _check_form(
         self,
         state: State | None,

@@ -5,6 +5,9 @@
 Axes: b batch, h heads, t tokens, s source tokens, d hidden size, v width of a head's values.
 """
 
+from collections.abc import Sequence
+
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -137,6 +140,24 @@ class SoftmaxAttention(DotProductAttention):
         if self.form == "causal":
             return causal_softmax_attention(q, k, v, key_mask=key_mask, slopes=self._slopes(x))[0]
         return softmax_attention(q, k, v, key_mask=key_mask)
+
+    def shares(
+        self,
+        x: Float[Tensor, "b t d"],
+        state: SoftmaxState,
+        earlier: Sequence[SoftmaxState],
+        *,
+        positions: Int[Tensor, "b t"] | None = None,
+    ) -> Float[Tensor, "b h t n"]:
+        """How much of its weights each token of x has on what was read before."""
+        q = self._placed(self.q_proj(x), positions if self.looks_at_positions else None)
+        real = torch.ones_like(state.k[:, 0, :, 0], dtype=torch.bool)
+        place = (real if state.mask is None else state.mask).long().cumsum(dim=1)
+        lengths = torch.stack([each.length for each in earlier], dim=1)
+        before = (place.unsqueeze(-1) <= lengths.unsqueeze(1)).to(q.dtype)
+        # Attending to 1 where a key is among the earlier ones yields their weights' sum.
+        values = before.unsqueeze(1).expand(-1, self.n_head, -1, -1)
+        return softmax_attention(q, state.k, values, key_mask=state.mask)
 
     def _slopes(self, x: Tensor) -> Tensor | None:
         return distance_slopes(self.n_head, x) if self.alibi else None

@@ -185,6 +185,10 @@ class SoftmaxState(Recurrent):
         """The state after A then B, from the state after A and the one after B alone."""
         return self.advance(k=later.k, v=later.v, key_mask=later.mask)
 
+    def without_values(self) -> "SoftmaxState":
+        """What tells how much had been read: its length, and no keys."""
+        return replace(self, k=self.k[:, :, :0], v=self.v[:, :, :0], mask=None)
+
     def layout(self) -> dict[str, list[int]]:
         """Heads and width of keys and values: what stays the same as tokens are read."""
         return {name: [x.shape[1], x.shape[3]] for name, x in (("k", self.k), ("v", self.v))}
