@@ -6,7 +6,7 @@ A model that has met many of them serves many latencies (multi-path wait-k).
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from leap.tasks.simul.data import Item, TokenBatches, collate
 
 Wait = int | Literal["offline"]
 """How many source states a model is ahead of the target, in steps of the ratio; or all."""
+
+
+Count = TypeVar("Count", int, Tensor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,14 +46,19 @@ class Paths:
             raise ConfigError(f"chunk_sizes={self.chunk_sizes} must be 1 or more, or 0 for all")
 
 
+def states_needed(token: Count, wait: int, ratio: int = 1) -> Count:
+    """Source states to read before a target token, counted from 0: g(t) = ratio (t + wait)."""
+    return ratio * (token + wait)
+
+
 def wait_schedule(n_tokens: int, wait: Wait, ratio: int = 1, chunk_size: int = 1) -> Tensor | None:
     """How many source states each of so many target tokens sees; None for all.
 
-    g(t) = ratio (t + wait), and as states come by the chunk, up to the end of the one that is in.
+    That is `states_needed`, and as states come by the chunk, up to the end of the one that is in.
     """
     if wait == "offline" or not chunk_size:
         return None
-    wanted = ratio * (torch.arange(n_tokens) + wait)
+    wanted = states_needed(torch.arange(n_tokens), wait, ratio)
     return -(-wanted // chunk_size) * chunk_size
 
 

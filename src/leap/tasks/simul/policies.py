@@ -1,0 +1,224 @@
+"""When to read on and when to write: policies, all behind one interface.
+
+    wait-3, wait-5/4    3 source states ahead; 5 steps of 4 states ahead (pre-decision ratio 4)
+    offline             everything is read first
+    agree-2             what the last 2 hypotheses begin with in common (local agreement, LA-2)
+    align-2             while the most attended chunk is not among the last 2 (AlignAtt)
+    tail-0.3            while less than 0.3 of the attention is on the last 2 chunks (EDAtt)
+
+A policy speaks only while the source goes on. Once it has ended, everything is written. And an end
+that a model predicts before that is no end: it means that more has to be read.
+
+States are those of the encoder: pieces of text, the source's end being one, or 40 or 80 ms of
+sound.
+"""
+
+import re
+from dataclasses import dataclass
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from leap.errors import ConfigError
+from leap.tasks.simul.paths import Wait, states_needed, wait_schedule
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Base of all policies."""
+
+    @property
+    def name(self) -> str:
+        """As `read_policy` reads it."""
+        raise NotImplementedError
+
+    @property
+    def drafts(self) -> int:
+        """How many hypotheses must agree on what is written; 0 for a policy that makes none."""
+        return 0
+
+    @property
+    def window(self) -> int:
+        """How many of the last chunks it has to know the attention to; 0 for none."""
+        return 0
+
+    def may_write(self, n_read: int, n_written: int) -> bool:
+        """Whether one more piece may be written, after so many states and so many pieces."""
+        raise NotImplementedError
+
+    def trusts(self, attention: Float[Tensor, "b window"]) -> Bool[Tensor, " b"]:
+        """Whether pieces may stay that were found with this much attention to each of the last
+        chunks, the newest first."""
+        raise NotImplementedError
+
+    def schedule(self, n_tokens: int, chunk_size: int) -> Tensor | None:
+        """How many states each target token sees, to train for this policy; None for all."""
+        raise ConfigError(
+            f"{self.name} decides as it goes, so there is no schedule to train; train with many "
+            "waits, or offline"
+        )
+
+
+@dataclass(frozen=True)
+class WaitK(Policy):
+    """Piece t (from 0) is written when ratio (t + wait) states have been read."""
+
+    wait: int
+    ratio: int = 1
+
+    def __post_init__(self) -> None:
+        if self.wait < 1 or self.ratio < 1:
+            raise ConfigError(f"wait={self.wait} and ratio={self.ratio} must be 1 or more")
+
+    @property
+    def name(self) -> str:
+        """wait-k, or wait-k/ratio."""
+        return f"wait-{self.wait}" + (f"/{self.ratio}" if self.ratio > 1 else "")
+
+    def may_write(self, n_read: int, n_written: int) -> bool:
+        """Whether the schedule is that far."""
+        return n_read >= states_needed(n_written, self.wait, self.ratio)
+
+    def schedule(self, n_tokens: int, chunk_size: int) -> Tensor | None:
+        """How many states each target token sees."""
+        return wait_schedule(n_tokens, self.wait, self.ratio, chunk_size)
+
+
+@dataclass(frozen=True)
+class Offline(Policy):
+    """Nothing is written before the source has ended."""
+
+    @property
+    def name(self) -> str:
+        """offline."""
+        return "offline"
+
+    def may_write(self, n_read: int, n_written: int) -> bool:
+        """No."""
+        return False
+
+    def schedule(self, n_tokens: int, chunk_size: int) -> Tensor | None:
+        """All of them."""
+        return wait_schedule(n_tokens, "offline", 1, chunk_size)
+
+
+@dataclass(frozen=True)
+class Adaptive(Policy):
+    """A policy that looks at what the model does, and never has more pieces than states."""
+
+    def may_write(self, n_read: int, n_written: int) -> bool:
+        """Whether there are fewer pieces than states: without that, some models run away."""
+        return n_written < n_read
+
+
+@dataclass(frozen=True)
+class LocalAgreement(Adaptive):
+    """What the last n hypotheses, one after each chunk, begin with in common (LA-n)."""
+
+    n: int = 2
+
+    def __post_init__(self) -> None:
+        if self.n < 2:
+            raise ConfigError(f"n={self.n} hypotheses cannot agree; give 2 or more")
+
+    @property
+    def name(self) -> str:
+        """agree-n."""
+        return f"agree-{self.n}"
+
+    @property
+    def drafts(self) -> int:
+        """n."""
+        return self.n
+
+
+@dataclass(frozen=True)
+class AlignAtt(Adaptive):
+    """Write while the most attended chunk is not among the last few.
+
+    Args:
+        chunks: how many are too new to be relied on.
+        longest: chunks to look back for the most attended; more are taken for gone by.
+    """
+
+    chunks: int = 2
+    longest: int = 16
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.chunks < self.longest:
+            raise ConfigError(f"chunks={self.chunks} must be 1 or more, and below {self.longest}")
+
+    @property
+    def name(self) -> str:
+        """align-chunks."""
+        return f"align-{self.chunks}"
+
+    @property
+    def window(self) -> int:
+        """As far as it looks back."""
+        return self.longest
+
+    def trusts(self, attention: Float[Tensor, "b window"]) -> Bool[Tensor, " b"]:
+        """Whether the most attended chunk is older than those."""
+        return attention.argmax(dim=1) >= self.chunks
+
+
+@dataclass(frozen=True)
+class TailMass(Adaptive):
+    """Write while little of the attention is on the last few chunks (EDAtt).
+
+    Args:
+        share: of the attention that is too much.
+        chunks: how many are the last few.
+    """
+
+    share: float = 0.3
+    chunks: int = 2
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1 or self.chunks < 1:
+            raise ConfigError(
+                f"share={self.share} is a share, above 0, and chunks={self.chunks} 1 or more"
+            )
+
+    @property
+    def name(self) -> str:
+        """tail-share."""
+        return f"tail-{self.share:g}"
+
+    @property
+    def window(self) -> int:
+        """The last few."""
+        return self.chunks
+
+    def trusts(self, attention: Float[Tensor, "b window"]) -> Bool[Tensor, " b"]:
+        """Whether the last few chunks have less than the share."""
+        return attention.sum(dim=1) < self.share
+
+
+def waiting(wait: Wait, ratio: int = 1) -> Policy:
+    """The policy of a wait, as training knows it."""
+    return Offline() if wait == "offline" else WaitK(wait, ratio)
+
+
+def read_policy(name: str, ratio: int = 1) -> Policy:
+    """The policy of a name.
+
+    Args:
+        name: as above.
+        ratio: of wait-k, where the name tells none.
+    """
+    if name == "offline":
+        return Offline()
+    if found := re.fullmatch(r"wait-(\d+)(?:/(\d+))?", name):
+        return WaitK(int(found[1]), int(found[2] or ratio))
+    if found := re.fullmatch(r"agree-(\d+)", name):
+        return LocalAgreement(int(found[1]))
+    if found := re.fullmatch(r"align-(\d+)", name):
+        return AlignAtt(int(found[1]))
+    if found := re.fullmatch(r"tail-(0?\.\d+|1)", name):
+        return TailMass(float(found[1]))
+    raise ConfigError(
+        f"no policy is called {name!r}; there are wait-3 (wait-3/4 with a ratio), offline, "
+        "agree-2, align-2 and tail-0.3, with any numbers"
+    )
