@@ -121,6 +121,14 @@ class LeapformerFeatureExtractor(SequenceFeatureExtractor):
             frames = frames / np.asarray(self.std, np.float32)
         return frames
 
+    def energy(self, frames: Frames) -> Float[np.ndarray, " frames"]:
+        """Mean log energy of normalised frames; that of no sound at all is about -16."""
+        if self.std is not None:
+            frames = frames * np.asarray(self.std, np.float32)
+        if self.mean is not None:
+            frames = frames + np.asarray(self.mean, np.float32)
+        return frames.mean(axis=1)
+
     def n_frames(self, n_samples: int) -> int:
         """How many frames so many samples give."""
         return max(0, (self.lead + n_samples - self._window) // self._step + 1)

@@ -1,0 +1,216 @@
+"""What a stream has been given and not yet read: text or sound, cut into chunks of the encoder's.
+
+However the input was cut when it came, the chunks are the same.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from leap.errors import ConfigError, InputError
+from leap.models.fbank import Frames, FrameStream, LeapformerFeatureExtractor
+from leap.tasks.simul.vocabulary import EOS, Vocabulary
+
+ENDS = (".", "?", "!", "…", "。")
+"""What the last word of a sentence ends with, quotes and brackets not counted."""
+QUOTES = "\"'»«”“)]"
+SILENCE = 7.0
+"""Mean log energy of a frame's bands that counts as sound: that of about three steps of 16 bits."""
+PAUSE = -1.0
+"""Mean of a chunk's normalised frames, in deviations from the usual, that counts as a pause."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What is to be read at once."""
+
+    content: Tensor
+    """Pieces `[n]`, or frames `[n, bins]`; of length 0 where there is only the end to tell."""
+    n_states: int
+    """How many states it becomes."""
+    is_last: bool
+    """Whether the source ends with it."""
+    is_heard: bool = True
+    """Whether it holds anything but silence."""
+
+
+@dataclass
+class TextSource:
+    """Text to read.
+
+    Args:
+        vocabulary: its pieces.
+        chunk_size: pieces to a chunk; 0 for whole sentences.
+        reset: end sentences where they end, and at the latest after so many pieces; None to end
+            only with the source.
+    """
+
+    vocabulary: Vocabulary
+    chunk_size: int = 1
+    reset: int | None = None
+    pieces: deque[int] = field(default_factory=deque)
+    """Those to be read; an end is the end of a sentence."""
+    begun: str = ""
+    """The beginning of a word whose rest may still come."""
+    n_pieces: int = 0
+    """Those of this sentence, read or not."""
+
+    def push(self, source: str | Sequence[str]) -> None:
+        """Take more text, in which white space completes a word; or a list of whole words."""
+        if not isinstance(source, str):
+            if not all(isinstance(word, str) for word in source):
+                raise InputError("this stream takes text, or a list of words")
+            source = "".join(f"{word} " for word in source)
+        text = self.begun + source
+        words = text.split()
+        is_cut = bool(words) and not text[-1].isspace()
+        self.begun = words.pop() if is_cut else ""
+        for word in words:
+            self._add(word)
+
+    def finish(self) -> None:
+        """Say that nothing follows."""
+        if self.begun:
+            self._add(self.begun)
+            self.begun = ""
+        if self.n_pieces:
+            self._end()
+
+    def take(self, n_read: int) -> Chunk | None:
+        """The next chunk, if all of it has come."""
+        looked_at = list(islice(self.pieces, self.chunk_size)) if self.chunk_size else self.pieces
+        size = looked_at.index(EOS) + 1 if EOS in looked_at else self.chunk_size
+        if not 0 < size <= len(self.pieces):
+            return None
+        pieces = [self.pieces.popleft() for _ in range(size)]
+        return Chunk(torch.tensor(pieces), size, is_last=pieces[-1] == EOS)
+
+    def fork(self) -> "TextSource":
+        """The same, to go another way."""
+        return replace(self, pieces=self.pieces.copy())
+
+    def kept(self) -> dict[str, Tensor]:
+        """All there is to save, each with a row for this stream."""
+        text = torch.tensor(list(self.begun.encode()), dtype=torch.uint8)
+        pieces = torch.tensor(list(self.pieces), dtype=torch.long)
+        count = torch.tensor([self.n_pieces])
+        return {"pieces": pieces[None], "begun": text[None], "source_count": count[None]}
+
+    def restore(self, kept: Any) -> None:
+        """Go on from what was saved."""
+        self.pieces = deque(kept.pieces[0].tolist())
+        self.begun = bytes(kept.begun[0].tolist()).decode()
+        self.n_pieces = int(kept.source_count[0])
+
+    def _add(self, word: str) -> None:
+        pieces = self.vocabulary.encode(word)
+        self.pieces.extend(pieces)
+        self.n_pieces += len(pieces)
+        if self.reset is not None and self.n_pieces:
+            is_end = word.rstrip(QUOTES).endswith(ENDS)
+            if is_end or self.n_pieces >= self.reset:
+                self._end()
+
+    def _end(self) -> None:
+        self.pieces.append(EOS)
+        self.n_pieces = 0
+
+
+class SpeechSource:
+    """Sound to read.
+
+    Args:
+        extractor: makes frames of it.
+        frames_per_state: as many become one state.
+        chunk_size: states to a chunk; 0 for the whole source.
+        reset: end a sentence in the first pause after half as many states, and at the latest after
+            so many; None to end only with the source.
+    """
+
+    def __init__(
+        self,
+        extractor: LeapformerFeatureExtractor,
+        frames_per_state: int,
+        chunk_size: int = 4,
+        reset: int | None = None,
+    ) -> None:
+        if reset is not None and not chunk_size:
+            raise ConfigError("reset does not go with chunk_size=0, which waits for the end")
+        self.extractor = extractor
+        self.frames_per_state = frames_per_state
+        self.chunk_size = chunk_size
+        self.reset = reset
+        self.frames: Frames
+        self.sound: FrameStream
+        self.is_ended: bool
+        self._begin()
+
+    def push(self, source: Any) -> None:
+        """Take more samples, from -1 to 1, at the extractor's rate."""
+        if isinstance(source, str) or (len(source) and isinstance(source[0], str)):
+            raise InputError("this stream takes samples of sound, not text")
+        new = self.sound.push(np.asarray(source))
+        if len(new):
+            self.frames = np.concatenate([self.frames, new])
+
+    def finish(self) -> None:
+        """Say that nothing follows."""
+        self.is_ended = True
+
+    def take(self, n_read: int) -> Chunk | None:
+        """The next chunk, if all of it has come; the end, if there is nothing else."""
+        size = self.chunk_size * self.frames_per_state
+        if not size or len(self.frames) < size:
+            if not self.is_ended:
+                return None
+            size = len(self.frames)
+            if not size and not n_read:
+                self._begin()
+                return None
+        frames, self.frames = self.frames[:size], self.frames[size:]
+        n_states = -(-len(frames) // self.frames_per_state)
+        is_last = self.is_ended and not len(self.frames)
+        if is_last:
+            self._begin()
+        elif self.reset is not None:
+            n_read += n_states
+            is_pause = 2 * n_read >= self.reset and float(frames.mean()) < PAUSE
+            is_last = is_pause or n_read >= self.reset
+        return Chunk(torch.from_numpy(frames), n_states, is_last, self._is_heard(frames))
+
+    def fork(self) -> "SpeechSource":
+        """The same, to go another way."""
+        other = SpeechSource(self.extractor, self.frames_per_state, self.chunk_size, self.reset)
+        other.frames, other.sound = self.frames, self.sound.fork()
+        return other
+
+    def kept(self) -> dict[str, Tensor]:
+        """All there is to save, each with a row for this stream."""
+        return {
+            "frames": torch.from_numpy(self.frames)[None],
+            "rest": torch.from_numpy(self.sound.rest.copy())[None],
+        }
+
+    def restore(self, kept: Any) -> None:
+        """Go on from what was saved."""
+        self.frames = kept.frames[0].numpy()
+        self.sound.rest = kept.rest[0].numpy()
+
+    def _begin(self) -> None:
+        self.frames = np.zeros((0, self.extractor.feature_size), np.float32)
+        self.sound = self.extractor.stream()
+        self.is_ended = False
+
+    def _is_heard(self, frames: Frames) -> bool:
+        if not len(frames):
+            return False
+        return bool(self.extractor.energy(frames).max() > SILENCE)
+
+
+Source = TextSource | SpeechSource

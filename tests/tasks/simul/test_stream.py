@@ -1,0 +1,287 @@
+"""Streams: the words of batch decoding under the same schedule, however the source is cut."""
+
+import numpy as np
+import pytest
+import torch
+
+from leap.errors import ConfigError, FileError, InputError
+from leap.models.fbank import LeapformerFeatureExtractor
+from leap.tasks.simul.model import ModelConfig, build_model
+from leap.tasks.simul.policies import read_policy
+from leap.tasks.simul.sources import TextSource
+from leap.tasks.simul.stream import FEW, Interpreter, StreamPool
+from leap.tasks.simul.vocabulary import BOS, EOS, PAD, UNK
+
+SMALL = {"hidden_size": 16, "feed_forward_size": 16, "n_layer": 2, "encoder_layers": 1, "n_head": 2}
+TEXT = "one hundred and nine seven twenty-one five"
+N_BINS = 8
+SCHEDULED = ["wait-1", "wait-3", "wait-2/2", "offline"]
+pytestmark = pytest.mark.usefixtures("shapes_unchecked")  # Thousands of small steps.
+ADAPTIVE = ["agree-2", "align-2", "tail-0.5"]
+
+
+def make(vocabulary, policy="wait-3", *, speech=False, seed=0, attention="leapformer", **options):
+    """An interpreter whose random model has opinions, in double precision."""
+    options = {"longest": 1.0} | options  # Short, and never in the way of a schedule.
+    torch.manual_seed(seed)
+    sizes = ModelConfig(**SMALL, attention=attention, dropout=0.0, subsampling=2, ctc_weight=0.0)
+    model = build_model(sizes, vocabulary, N_BINS if speech else None).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(2)
+        # The end is likely enough to come up, and not so likely that nothing else does.
+        model.lm_head.weight[EOS] *= 1.3
+    if speech:
+        mean, std = np.full(N_BINS, 12.0), np.full(N_BINS, 3.0)
+        options["extractor"] = LeapformerFeatureExtractor(feature_size=N_BINS, mean=mean, std=std)
+    return Interpreter(model, vocabulary, read_policy(policy), **options)
+
+
+def make_sound(seconds, seed=0):
+    """Notes of various heights, which no two models would translate alike."""
+    random = np.random.default_rng(seed)
+    notes = [
+        np.sin(np.arange(1600) * random.uniform(0.05, 1.5)) * random.uniform(0.05, 0.9)
+        for _ in range(round(seconds * 10))
+    ]
+    return np.concatenate([np.zeros(0), *notes]).astype(np.float32)
+
+
+@torch.no_grad()
+def batch_greedy(interpreter, source):
+    """Greedy decoding with one forward pass over everything for each piece, under the schedule."""
+    model, chunk = interpreter.model, interpreter.chunk_size
+    if interpreter.extractor is None:
+        pieces = interpreter.vocabulary.encode(source)
+        inputs = {"input_ids": torch.tensor([[*pieces, EOS]])}
+        n_states = len(pieces) + 1
+    else:
+        features = interpreter.extractor(source, return_tensors="pt")["input_features"]
+        inputs = {"input_features": features.double()}
+        n_states = -(-features.shape[1] // model.config.frames_per_state)
+    limit = int(interpreter.longest * n_states) + FEW
+    schedule = interpreter.policy.schedule(limit + 1, chunk)
+    goal = [n_states] * (limit + 1) if schedule is None else schedule.tolist()
+    written, visible = [BOS], []
+    while len(written) <= limit:
+        now = min(max(goal[len(visible)], *visible, 0, 0), n_states)
+        while True:
+            logits = model(
+                **inputs,
+                decoder_input_ids=torch.tensor([written]),
+                visible=torch.tensor([*visible, now]),
+                chunk_size=chunk,
+            ).logits[0, -1]
+            logits[[BOS, PAD, UNK]] = -torch.inf
+            if now == n_states and len(written) == 1:
+                logits[EOS] = -torch.inf
+            piece = int(logits.argmax())
+            if piece != EOS or now == n_states:
+                break
+            now = min(now + chunk, n_states)
+        if piece == EOS:
+            break
+        written.append(piece)
+        visible.append(now)
+    return interpreter.vocabulary.decode(written[1:])
+
+
+def run(stream, parts):
+    words = [word for part in parts for word in stream.push(part)]
+    return " ".join(words + stream.finish())
+
+
+@pytest.mark.parametrize("seed", range(2), ids="seed-{}".format)
+@pytest.mark.parametrize("chunk", [1, 3])
+@pytest.mark.parametrize("policy", SCHEDULED)
+def test_text_is_translated_as_all_at_once(vocabulary, policy, chunk, seed):
+    interpreter = make(vocabulary, policy, seed=seed, chunk_size=chunk)
+    stream = interpreter.stream()
+    expected = batch_greedy(interpreter, TEXT)
+    assert run(stream, [[word] for word in TEXT.split()]) == expected
+    assert run(stream, ["seven"]) == batch_greedy(interpreter, "seven")  # Nothing has leaked.
+    assert run(stream, [TEXT[i : i + 4] for i in range(0, len(TEXT), 4)]) == expected
+    assert run(stream, [TEXT]) == expected
+
+
+@pytest.mark.parametrize("attention", ["softmax", "elu-linear", "leap"])
+def test_so_it_is_with_other_attentions(vocabulary, attention):
+    if attention == "leap":
+        interpreter = make(vocabulary)
+        parts = ModelConfig(**SMALL, decoder_attention="leap", dropout=0.0)
+        model = build_model(parts, vocabulary).double()
+        interpreter = Interpreter(model, vocabulary, read_policy("wait-2"))
+    else:
+        interpreter = make(vocabulary, "wait-2", attention=attention)
+    assert run(interpreter.stream(), TEXT.split(" ")) != ""
+    expected = batch_greedy(interpreter, TEXT)
+    assert run(interpreter.stream(), [f"{word} " for word in TEXT.split()]) == expected
+
+
+@pytest.mark.parametrize("seed", range(2), ids="seed-{}".format)
+@pytest.mark.parametrize("chunk", [4, 5, 0])
+@pytest.mark.parametrize("policy", ["wait-1/4", "wait-3/4", "offline"])
+def test_speech_is_translated_as_all_at_once(vocabulary, policy, chunk, seed):
+    interpreter = make(vocabulary, policy, speech=True, seed=seed, chunk_size=chunk)
+    stream = interpreter.stream()
+    for sound in (make_sound(0.9, seed), make_sound(0.64, seed + 9), make_sound(0.1, seed)):
+        expected = batch_greedy(interpreter, sound)
+        assert expected
+        for size in (5120, 777):
+            parts = [sound[i : i + size] for i in range(0, len(sound), size)]
+            assert run(stream, parts) == expected
+
+
+@pytest.mark.parametrize("speech", [False, True], ids=["text", "speech"])
+@pytest.mark.parametrize("policy", [*SCHEDULED, *ADAPTIVE])
+def test_a_pool_gives_each_stream_what_it_has_alone(vocabulary, policy, speech):
+    interpreter = make(vocabulary, policy, speech=speech, seed=1)
+    if speech:
+        whole = [make_sound(s, i) for i, s in enumerate((0.9, 0.3, 0.0, 1.2))]
+        parts = [[sound[i : i + 3000] for i in range(0, len(sound), 3000)] for sound in whole]
+    else:
+        parts = [[[word] for word in TEXT.split()[:n]] for n in (7, 1, 0, 4)]
+    alone = [run(interpreter.stream(), each) for each in parts]
+    pool = interpreter.pool(len(parts))
+    words = [[] for _ in parts]
+    for step in range(max(map(len, parts)) + 1):
+        pushed = pool.push([each[step] if step < len(each) else None for each in parts])
+        ending = [i for i, each in enumerate(parts) if step == len(each)]
+        for found in (pushed, pool.finish(ending)):
+            for said, new in zip(words, found, strict=True):
+                said += new
+    assert [" ".join(said) for said in words] == alone
+    assert alone[0] and alone[2] == ""
+
+
+def test_streams_can_join_a_pool_and_leave_it(vocabulary):
+    interpreter = make(vocabulary, "wait-2", attention="softmax")
+    first, second = TEXT.split(), TEXT.split()[2:]
+    expected = [run(interpreter.stream(), [[w] for w in each]) for each in (first, second)]
+    streams = [interpreter.stream(), interpreter.stream()]
+    words = [streams[0].push(first[:3]), streams[1].push(second[:1])]
+    pool = StreamPool.join(streams)
+    for said, new in zip(words, pool.push([first[3:], second[1:3]]), strict=True):
+        said += new
+    streams = pool.split()
+    words[1] += streams[1].push(second[3:])
+    for said, stream in zip(words, streams, strict=True):
+        said += stream.finish()
+    assert [" ".join(said) for said in words] == expected
+
+
+@pytest.mark.parametrize("speech", [False, True], ids=["text", "speech"])
+@pytest.mark.parametrize("policy", ["wait-3", "agree-2", "align-2"])
+def test_a_stream_can_be_forked_and_saved_in_the_middle(vocabulary, policy, speech, tmp_path):
+    interpreter = make(vocabulary, policy, speech=speech)
+    source = make_sound(1.0) if speech else TEXT
+    for cut in (len(source) // 2, len(source) // 3):  # In the middle of a word.
+        expected = run(interpreter.stream(), [source])
+        stream = interpreter.stream()
+        words = stream.push(source[:cut])
+        stream.save(tmp_path / "stream.safetensors")
+        fork = stream.fork()
+        fork.push(source[: cut // 2])  # Another way: no harm to the stream.
+        fork.finish()
+        loaded = interpreter.load(tmp_path / "stream.safetensors")
+        for each in (stream, loaded):
+            assert " ".join([*words, *each.push(source[cut:]), *each.finish()]) == expected
+    other = make(vocabulary, policy, speech=not speech)
+    with pytest.raises(FileError, match="no stream of this"):
+        other.load(tmp_path / "stream.safetensors")
+
+
+def test_a_stream_does_not_grow(vocabulary):
+    stream = make(vocabulary, "wait-3/8", chunk_size=8).stream()
+    sizes = []
+    for i in range(20):
+        stream.push(["seven"] * 100)
+        if i % 5 == 4:
+            sizes.append(stream._pool.states.n_bytes)
+            assert stream.n_bytes < sizes[0] + 1000
+    assert len(set(sizes)) == 1
+
+
+def test_nothing_in_means_nothing_out(vocabulary):
+    stream = make(vocabulary).stream()
+    assert stream.finish() == stream.push("") + stream.push("  \n") + stream.finish() == []
+    stream = make(vocabulary, "wait-1/4", speech=True).stream()
+    assert stream.push(np.zeros(0, np.float32)) == [] == stream.finish()
+    assert stream.push(np.zeros(48000, np.float32)) == [] == stream.finish()
+    assert stream.push(make_sound(0.5)) + stream.finish()
+
+
+@pytest.mark.parametrize("policy", ["wait-1", *ADAPTIVE])
+def test_a_model_that_always_ends_does_not_end_before_the_source(vocabulary, policy):
+    interpreter = make(vocabulary, policy)
+    write = interpreter.model.write
+
+    def ending(tokens, states):
+        logits, after = write(tokens, states)
+        logits[..., EOS] = 1e3
+        return logits, after
+
+    interpreter.model.write = ending
+    stream = interpreter.stream()
+    assert stream.push([*TEXT.split()]) == []
+    assert len(stream.finish()) == 1  # A source that says something has a translation.
+
+
+@pytest.mark.parametrize("policy", ["wait-1", "offline", *ADAPTIVE])
+def test_a_model_that_never_ends_is_stopped(vocabulary, policy):
+    interpreter = make(vocabulary, policy, longest=1.5)
+    write, n_written = interpreter.model.write, []
+    begins = next(i for i, piece in enumerate(vocabulary.pieces) if i > 3 and piece[0] == "▁")
+
+    def endless(tokens, states):
+        n_written.append(tokens)
+        logits, after = write(tokens, states)
+        logits[..., begins] = 1e3
+        return logits, after
+
+    interpreter.model.write = endless
+    words = run(interpreter.stream(), [TEXT]).split()
+    n_states = len(vocabulary.encode(TEXT)) + 1
+    assert len(words) == int(1.5 * n_states) + FEW or vocabulary.pieces[begins] == "▁"
+    assert len(n_written) < 40 * n_states
+
+
+def test_a_reset_makes_each_sentence_a_source_of_its_own(vocabulary):
+    sentences = ["one hundred and nine.", '"seven , sixty-eight."', "twenty-one !"]
+    alone = make(vocabulary, "wait-2")
+    expected = " ".join(run(alone.stream(), [each]) for each in sentences)
+    stream = make(vocabulary, "wait-2", reset=100).stream()
+    assert run(stream, [" ".join(sentences)]) == expected
+    assert run(alone.stream(), [" ".join(sentences)]) != expected
+    # Without an end it comes at the end of the word that fills the measure.
+    source = TextSource(vocabulary, reset=5)
+    source.push("seven " * 20)
+    assert source.pieces.count(EOS) >= 2
+
+
+def test_speech_is_reset_in_a_pause(vocabulary):
+    first, second = make_sound(1.28), make_sound(0.96, 3)
+    pause = np.zeros(16000 * 64 // 100, np.float32)
+    stream = make(vocabulary, "wait-1/4", speech=True, reset=64).stream()
+    words = stream.push(np.concatenate([first, pause]))
+    before = stream._row.n_read
+    assert words and before < 64
+    assert stream.push(second) + stream.finish()
+    endless = make(vocabulary, "wait-1/4", speech=True, reset=16).stream()
+    endless.push(make_sound(3))
+    assert endless._row.n_read < 16
+
+
+def test_wrong_input_is_an_error_that_says_so(vocabulary):
+    text, speech = make(vocabulary), make(vocabulary, speech=True)
+    with pytest.raises(InputError, match="text"):
+        text.stream().push(np.zeros(10, np.float32))
+    with pytest.raises(InputError, match="sound"):
+        speech.stream().push("seven")
+    with pytest.raises(InputError, match="2 sources for 1"):
+        text.pool(1).push(["a", "b"])
+    with pytest.raises(ConfigError, match="chunk_size=-1"):
+        make(vocabulary, chunk_size=-1)
+    with pytest.raises(ConfigError, match="extractor"):
+        Interpreter(speech.model, vocabulary, read_policy("offline"))
