@@ -20,7 +20,7 @@ TASKS = {
     "bench": "speed and memory of attentions and of decoding",
     "lm": "language models: train, measure, write",
     "lra": "Long Range Arena: data, training, tables, speed",
-    "simul": "simultaneous translation: data",
+    "simul": "simultaneous translation: data, training, scores, streams",
 }
 
 

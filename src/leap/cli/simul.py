@@ -1,11 +1,18 @@
 """`leap simul`: translation of text or speech that is still arriving."""
 
+import sys
+
 from transformers.utils import logging
 
 from leap.cli import Verb
 from leap.cli.progress import progress_shown, told
+from leap.cli.table import show_table
+from leap.tasks.simul import evaluate as evaluating
+from leap.tasks.simul import live
 from leap.tasks.simul import prepare as preparing
 from leap.tasks.simul import train as training
+from leap.tasks.simul.evaluate import EvalConfig
+from leap.tasks.simul.live import StreamConfig
 from leap.tasks.simul.prepare import PrepareConfig
 from leap.tasks.simul.train import TrainConfig
 
@@ -42,6 +49,27 @@ def train(config: TrainConfig) -> None:
     print(f"{metrics['parameters']:,} parameters; wrote {config.output}")
 
 
+def evaluate(config: EvalConfig) -> None:
+    """Translate and score, print the table, and say where the files are."""
+    with progress_shown() as show:
+        found = evaluating.evaluate(config, lambda name, done, total: show(name, done, total))
+    show_table(*evaluating.table(found))
+    print(found[0].scores.bleu_signature)
+    print(f"{found[0].scores.sentences} sentences; wrote {config.output}")
+
+
+def stream(config: StreamConfig) -> None:
+    """Print words as they are written, and at the end how late they came."""
+    lags = []
+    for written in live.translate(config):
+        print(written.word, end=" ", flush=True)
+        lags.append(written.lag)
+    print()
+    if lags:
+        lag, unit = sum(lags) / len(lags), "s" if config.sound is not None else "words"
+        print(f"{len(lags)} words, on average {lag:.1f} {unit} behind", file=sys.stderr)
+
+
 VERBS = {
     "prepare": Verb(
         config=PrepareConfig,
@@ -74,6 +102,24 @@ VERBS = {
                 "simul train --data runs/multi30k --attention softmax --output runs/softmax",
                 "with another attention",
             ),
+        ],
+    ),
+    "eval": Verb(
+        config=EvalConfig,
+        run=evaluate,
+        examples=[
+            ("simul eval", "quality and latency of what leap simul train has made"),
+            ("simul eval --waits 3 --policies agree-2 align-2", "other policies beside wait-3"),
+            ("simul eval --engine simuleval --waits 3", "the same scores, by SimulEval"),
+            ("simul eval --batch 1", "with the time of computing in the latency of speech"),
+        ],
+    ),
+    "stream": Verb(
+        config=StreamConfig,
+        run=stream,
+        examples=[
+            ("simul stream --policy wait-5", "type, or pipe text in; words appear as they can"),
+            ("simul stream --run runs/spoken --sound talk.wav --real-time", "as if it were spoken"),
         ],
     ),
 }

@@ -1,9 +1,12 @@
 """A few number words in two languages, and a vocabulary of them."""
 
 import pytest
+import torch
 
+from leap.models.fbank import LeapformerFeatureExtractor
 from leap.tasks.simul.corpus import Sentence
-from leap.tasks.simul.vocabulary import train_vocabulary
+from leap.tasks.simul.model import ModelConfig, build_model, save_model
+from leap.tasks.simul.vocabulary import EOS, train_vocabulary
 
 PAIRS = [
     ("twenty-one", "einundzwanzig"),
@@ -23,3 +26,27 @@ def sentences():
 @pytest.fixture(scope="session")
 def vocabulary():
     return train_vocabulary([text for pair in PAIRS for text in pair], size=60)
+
+
+@pytest.fixture(scope="session")
+def random_run():
+    """Writes a run folder with a model that knows nothing, but ends now and then."""
+    sizes = {
+        "hidden_size": 16,
+        "feed_forward_size": 16,
+        "n_layer": 1,
+        "encoder_layers": 1,
+        "n_head": 2,
+    }
+
+    def make(folder, vocabulary, *, speech=False):
+        torch.manual_seed(1)
+        bands = {"mean": [12.0] * 80, "std": [3.0] * 80}
+        extractor = LeapformerFeatureExtractor(**bands) if speech else None
+        model = build_model(ModelConfig(**sizes), vocabulary, 80 if speech else None)
+        with torch.no_grad():
+            model.lm_head.weight[EOS] *= 1.5
+        save_model(model, vocabulary, extractor, folder)
+        return folder
+
+    return make

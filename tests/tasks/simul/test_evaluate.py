@@ -4,31 +4,15 @@ import json
 
 import numpy as np
 import pytest
-import torch
 
 from leap.errors import ConfigError
-from leap.models.fbank import LeapformerFeatureExtractor
 from leap.tasks.simul.audio import write_sound
 from leap.tasks.simul.corpus import Audio, Sentence
 from leap.tasks.simul.evaluate import EvalConfig, evaluate, run_simuleval, translate
-from leap.tasks.simul.model import ModelConfig, build_model, save_model
 from leap.tasks.simul.prepare import PrepareConfig, prepare
 from leap.tasks.simul.stream import load_interpreter
-from leap.tasks.simul.vocabulary import EOS
 
-SIZES = {"hidden_size": 16, "feed_forward_size": 16, "n_layer": 1, "encoder_layers": 1, "n_head": 2}
 pytestmark = pytest.mark.usefixtures("shapes_unchecked")  # Thousands of small steps.
-
-
-def random_run(folder, vocabulary, *, speech=False):
-    """A run folder with a model that knows nothing, but ends now and then."""
-    torch.manual_seed(1)
-    extractor = LeapformerFeatureExtractor(mean=[12.0] * 80, std=[3.0] * 80) if speech else None
-    model = build_model(ModelConfig(**SIZES), vocabulary, 80 if speech else None)
-    with torch.no_grad():
-        model.lm_head.weight[EOS] *= 1.5
-    save_model(model, vocabulary, extractor, folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +22,7 @@ def numbers(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def run(numbers, tmp_path_factory):
+def run(numbers, random_run, tmp_path_factory):
     return random_run(tmp_path_factory.mktemp("run"), numbers.vocabulary)
 
 
@@ -77,7 +61,7 @@ def test_simuleval_with_our_agent_gives_the_same_for_text(numbers, run, tmp_path
     assert told(theirs) == told(translate(load_interpreter(run, "wait-2"), sentences))
 
 
-def test_simuleval_with_our_agent_gives_the_same_for_speech(numbers, tmp_path):
+def test_simuleval_with_our_agent_gives_the_same_for_speech(numbers, random_run, tmp_path):
     pytest.importorskip("simuleval")
     run = random_run(tmp_path / "run", numbers.vocabulary, speech=True)
     random = np.random.default_rng(0)
