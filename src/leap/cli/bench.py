@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from leap.bench import attention_report, decode_report, report
+from leap.bench import stream as streams
 from leap.bench.attention import BenchConfig
 from leap.bench.attention import measure as measure_attention
 from leap.bench.decode import DecodeConfig
@@ -31,6 +32,14 @@ def decode(config: DecodeConfig) -> None:
     with stages_shown() as progress:
         measured = measure_decode(config, progress)
     show_page(decode_report.page(measured), config.output)
+
+
+def stream(config: streams.StreamBenchConfig) -> None:
+    """Measure, print the tables, and say where the files are."""
+    report.make_folder(config.output)
+    with stages_shown() as progress:
+        measured = streams.measure(config, progress)
+    show_page(streams.page(measured), config.output)
 
 
 def show_page(page: report.Page, folder: Path) -> None:
@@ -99,6 +108,14 @@ VERBS = {
             ("bench decode --contexts 256 4096", "two contexts, in seconds"),
             ("bench decode --models leapformer cosformer linear", "these, and no GPT-2"),
             ("bench decode --preset 350m --contexts 1024", "at the size of GPT-2 medium"),
+        ],
+    ),
+    "stream": Verb(
+        config=streams.StreamBenchConfig,
+        run=stream,
+        examples=[
+            ("bench stream", "a translation's cost per word, up to 100,000 words"),
+            ("bench stream --lengths 100 1000", "two lengths, in seconds"),
         ],
     ),
 }
