@@ -106,6 +106,10 @@ def load_run(path: Path) -> tuple[Translator, Vocabulary]:
         path: the run folder, or the folder of its model.
     """
     folder = path / "model" if (path / "model").is_dir() else path
+    if (folder / "checkpoints").is_dir():
+        raise FileError(
+            f"the run in {path} is not finished; give its leap simul train again, to go on with it"
+        )
     if not (folder / "config.json").is_file():
         raise FileError(
             f"no finished run at {path}; make one with leap simul train --output {path}"
