@@ -8,12 +8,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from leap.bench import attention_report, decode_report, report
-from leap.bench import stream as streams
 from leap.bench.attention import BenchConfig
 from leap.bench.attention import measure as measure_attention
 from leap.bench.decode import DecodeConfig
 from leap.bench.decode import measure as measure_decode
 from leap.bench.run import Progress as ProgressCallback
+from leap.bench.stream import StreamBenchConfig
+from leap.bench.stream import measure as measure_stream
+from leap.bench.stream import page as stream_page
 from leap.cli import Verb
 from leap.cli.table import show_table
 
@@ -34,12 +36,12 @@ def decode(config: DecodeConfig) -> None:
     show_page(decode_report.page(measured), config.output)
 
 
-def stream(config: streams.StreamBenchConfig) -> None:
+def stream(config: StreamBenchConfig) -> None:
     """Measure, print the tables, and say where the files are."""
     report.make_folder(config.output)
     with stages_shown() as progress:
-        measured = streams.measure(config, progress)
-    show_page(streams.page(measured), config.output)
+        measured = measure_stream(config, progress)
+    show_page(stream_page(measured), config.output)
 
 
 def show_page(page: report.Page, folder: Path) -> None:
@@ -111,7 +113,7 @@ VERBS = {
         ],
     ),
     "stream": Verb(
-        config=streams.StreamBenchConfig,
+        config=StreamBenchConfig,
         run=stream,
         examples=[
             ("bench stream", "a translation's cost per word, up to 100,000 words"),
