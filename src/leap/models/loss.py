@@ -55,17 +55,19 @@ class _LinearCrossEntropy(torch.autograd.Function):
             counted = labels[part] != IGNORED
             target = labels[part].where(counted, 0).unsqueeze(-1)
             scale = counted.unsqueeze(-1).to(total)
-            log_sum = logits.logsumexp(dim=-1, keepdim=True)
+            largest = logits.amax(dim=-1, keepdim=True)
             hit = logits.gather(-1, target)
             if smoothing:
                 hit = hit + smoothing * (logits.mean(dim=-1, keepdim=True) - hit)
-            loss += ((log_sum - hit) * scale).sum()
+            likelihood = logits.sub_(largest).exp_()
+            normaliser = likelihood.sum(dim=-1, keepdim=True)
+            loss += ((largest + normaliser.log() - hit) * scale).sum()
             if not any(wants):
                 continue
-            dlogits = logits.sub_(log_sum).exp_()
+            dlogits = likelihood.mul_(scale / normaliser)
             if smoothing:
-                dlogits -= smoothing / dlogits.shape[-1]
-            dlogits.mul_(scale).scatter_add_(-1, target, (smoothing - 1) * scale)
+                dlogits -= smoothing / dlogits.shape[-1] * scale
+            dlogits.scatter_add_(-1, target, (smoothing - 1) * scale)
             if dbias is not None:
                 dbias += dlogits.sum(0)
             dlogits = dlogits.to(x.dtype)
