@@ -1,23 +1,30 @@
-"""How long one more word of a stream takes, against how many have been read.
+"""How long one more word of a stream takes, against how much of it has been read.
 
-A step reads one piece of the source and writes one of the target. Our translation model does it on
-states of constant size. Beside it is the same model with softmax attention in two ways: with its
-keys and values kept (`softmax-cache`), and with the source encoded anew at each step by an encoder
-that sees all of it (`softmax-reencode`), as the authors' system does. All have random weights,
-which take as long as trained ones. Nothing has been written before, so that what differs is the
-source's share.
+A step of text reads one piece of the source and writes one of the target. A step of speech makes
+frames of 320 ms of sound, reads the states they give, and writes one piece. Our translation model
+does it on states of constant size. Beside it is the same model with softmax attention in two ways:
+with all its keys and values kept (`softmax-cache`), and with the source encoded anew at each step
+by an encoder that sees all of it (`softmax-reencode`), as the authors' system does.
+
+All have random weights, which take as long as trained ones. Ours really reads the source and writes
+the target up to where it is timed, a piece a step. For softmax attention that would take time in
+the square of the length, so its keys and values are filled with random numbers instead: a step
+costs the same whatever they hold. A step copies them as it takes new ones in; that is in the time.
+
+Every step begins from the same states, so that nothing grows from turn to turn.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
-from matplotlib.figure import Figure
+from torch import Tensor
 
 from leap.bench.measure import Call, clock_for, keep_freed_memory, seconds, threads
-from leap.bench.report import Page, Table, add_legend, digits, draw, where
 from leap.bench.run import (
     Progress,
     Steps,
@@ -28,24 +35,43 @@ from leap.bench.run import (
     take_turns,
 )
 from leap.errors import ConfigError
-from leap.models import LeapformerForSeq2SeqLM, LeapformerSeq2SeqConfig, States
+from leap.models import (
+    LeapformerForSeq2SeqLM,
+    LeapformerForSpeechSeq2Seq,
+    LeapformerSeq2SeqConfig,
+    LeapformerSpeechConfig,
+    States,
+)
+from leap.models.fbank import LeapformerFeatureExtractor
+from leap.ops.softmax import SoftmaxState
 
 OURS, CACHE, REENCODE = "leapformer", "softmax-cache", "softmax-reencode"
-CHUNK = 1000
-"""Pieces read at once on the way to a length; no matter to what is timed."""
+AT_ONCE = 1000
+"""States read, or pieces written, at once on the way to a length; no matter to what is timed."""
+STATES_PER_STEP = 4
+"""Of speech: what comes between two pieces that are written."""
+N_SUBSAMPLING = 3
+"""Of speech: 8 frames of 10 ms make a state."""
+
+Kind = Literal["text", "speech"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamBenchConfig(TurnsConfig):
-    """Measure the time of one more word of a stream of text, beside softmax and re-encoding.
+    """Measure the time of one more word of a stream, beside softmax and re-encoding.
 
-    Prints tables; writes results.json, results.md and stream.png.
+    Of text and of speech. Our model reads the stream; softmax attention gets its keys and values
+    filled with random numbers, as reading would take it quadratic time. Prints tables; writes
+    results.json, results.md and stream.png.
     """
 
     lengths: tuple[int, ...] = (100, 1000, 10_000, 100_000)
-    """Pieces of the source read before the one that is timed."""
+    """Pieces of text read, and as many written, before the one that is timed."""
+    sound: tuple[int, ...] = (10, 60, 600, 3600)
+    """Seconds of speech heard before the 320 ms that are timed."""
     longest_reencoded: int = 10_000
-    """Beyond so many pieces the source is not encoded anew: it would take too long."""
+    """Beyond so many pieces, or states of 80 ms, the source is not encoded anew: it would take too
+    long."""
     hidden_size: int = 128
     """Width of the models."""
     layers: int = 3
@@ -59,22 +85,26 @@ class StreamBenchConfig(TurnsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        names = ("lengths", "hidden_size", "layers", "heads", "vocabulary")
+        names = ("lengths", "sound", "hidden_size", "layers", "heads", "vocabulary")
         check_at_least_one(**{name: getattr(self, name) for name in names})
-        if not self.lengths:
-            raise ConfigError("nothing to measure: give at least one length")
+        if not self.lengths and not self.sound:
+            raise ConfigError("nothing to measure: give at least one of lengths or sound")
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamResult:
-    """What one model took for a word after one length."""
+    """What one model took for a step after one length."""
 
+    kind: Kind
     model: str
     length: int
+    """Pieces of text, or seconds of speech."""
     seconds: float
     """The fastest turn."""
+    real_time_factor: float | None
+    """Of speech: that over the time in which the sound of a step arrives."""
     state_bytes: int
-    """Memory of what is kept of the stream; of one that encodes anew, what it makes each time."""
+    """Memory of what is kept of the stream, or, encoding anew, made each time."""
     turns: tuple[float, ...]
 
 
@@ -87,114 +117,227 @@ class StreamReport:
     results: list[StreamResult]
 
 
-@torch.no_grad()
 def measure(
     config: StreamBenchConfig, progress: Progress = lambda done, total, doing: None
 ) -> StreamReport:
-    """Measure all models, by turns, at each length."""
-    device = config.chosen_device()
-    _, clock = clock_for(device, config.threads)
-    lengths = sorted(set(config.lengths))
-    models = {name: _model(name, config) for name in (OURS, "softmax")}
-    total = sum(2 + (length <= config.longest_reencoded) for length in lengths)
+    """Measure all models, by turns, at each length of text and of speech."""
+    sources = [
+        source
+        for source, lengths in ((Text(config), config.lengths), (Speech(config), config.sound))
+        if lengths
+    ]
+    total = sum(
+        2 + (source.n_states(length) <= config.longest_reencoded)
+        for source in sources
+        for length in source.lengths
+    )
     steps = Steps(progress, total=total)
     results: list[StreamResult] = []
-    kept = {name: States({}) for name in models}
-    source = torch.randint(4, config.vocabulary, (1, lengths[-1])).to(device)
     keep_freed_memory()
-    with threads(config.threads):
-        before = 0
-        for length in lengths:
-            for name, model in models.items():
-                for part in source[:, before:length].split(CHUNK, dim=1):
-                    kept[name] = model.read(part, kept[name])
-            before = length
-            calls: dict[str, Call] = {
-                OURS: partial(_step, models[OURS], source[:, :1], kept[OURS]),
-                CACHE: partial(_step, models["softmax"], source[:, :1], kept["softmax"]),
-            }
-            sizes = {OURS: kept[OURS].n_bytes, CACHE: kept["softmax"].n_bytes}
-            if length <= config.longest_reencoded:
-                calls[REENCODE] = partial(_step, models["softmax"], source[:, :length], None)
-                sizes[REENCODE] = sizes[CACHE]
-            plans = {
-                name: plan(
-                    call,
-                    clock,
-                    repeats=config.repeats,
-                    budget=config.budget,
-                    first=seconds(call, clock),
-                )
-                for name, call in calls.items()
-            }
-            turns = take_turns(calls, plans, clock, steps, f"after {length}", warm_up=True)
-            results += [
+    with threads(config.threads), torch.no_grad():
+        for source in sources:
+            results += _measure(config, source, steps)
+    machine = describe_machine(config.chosen_device(), config.threads)
+    return StreamReport(config=config, machine=machine, results=results)
+
+
+class Source:
+    """What arrives, a step at a time, and the models that translate it.
+
+    Args:
+        config: sizes.
+        lengths: after which to measure.
+    """
+
+    kind: Kind
+    states_per_step: int
+    step_seconds: float | None = None
+    """How long a step takes to arrive, if that takes time."""
+
+    def __init__(self, config: StreamBenchConfig, lengths: Sequence[int]) -> None:
+        self.config = config
+        self.lengths = sorted(set(lengths))
+        self.random = torch.Generator().manual_seed(config.seed)
+
+    def model(self, attention: str) -> LeapformerForSeq2SeqLM:
+        """A model with random weights."""
+        torch.manual_seed(self.config.seed)
+        settings: dict[str, Any] = {
+            "vocab_size": self.config.vocabulary,
+            "hidden_size": self.config.hidden_size,
+            "n_layer": self.config.layers,
+            "n_heads": self.config.heads,
+            "attention": attention,
+        }
+        model = self._build(settings)
+        return model.eval().to(self.config.chosen_device())  # type: ignore[no-untyped-call]
+
+    def pieces(self, n: int) -> Tensor:
+        """Random pieces, `[1, n]`."""
+        drawn = torch.randint(4, self.config.vocabulary, (1, n), generator=self.random)
+        return drawn.to(self.config.chosen_device())
+
+    def n_states(self, length: int) -> int:
+        """States of the encoder after so much of the source."""
+        raise NotImplementedError
+
+    def draw(self, n_states: int) -> Tensor:
+        """A source of so many states, as a model reads it."""
+        raise NotImplementedError
+
+    def arrive(self) -> Tensor:
+        """What a step reads, made of what arrives."""
+        raise NotImplementedError
+
+    def _build(self, settings: dict[str, Any]) -> LeapformerForSeq2SeqLM:
+        raise NotImplementedError
+
+
+class Text(Source):
+    """Pieces of text: one is a state, and a step."""
+
+    kind: Kind = "text"
+    states_per_step = 1
+
+    def __init__(self, config: StreamBenchConfig) -> None:
+        super().__init__(config, config.lengths)
+        self.piece = self.pieces(1)
+
+    def n_states(self, length: int) -> int:
+        """As many as pieces."""
+        return length
+
+    def draw(self, n_states: int) -> Tensor:
+        """Random pieces."""
+        return self.pieces(n_states)
+
+    def arrive(self) -> Tensor:
+        """A piece."""
+        return self.piece
+
+    def _build(self, settings: dict[str, Any]) -> LeapformerForSeq2SeqLM:
+        return LeapformerForSeq2SeqLM(LeapformerSeq2SeqConfig(**settings))
+
+
+class Speech(Source):
+    """Sound, of which frames are made as part of a step."""
+
+    kind: Kind = "speech"
+    states_per_step = STATES_PER_STEP
+    step_seconds = STATES_PER_STEP * 2**N_SUBSAMPLING / 100
+
+    def __init__(self, config: StreamBenchConfig) -> None:
+        super().__init__(config, config.sound)
+        self.extractor = LeapformerFeatureExtractor()
+        n_samples = int(self.step_seconds * self.extractor.sampling_rate)
+        noise = np.random.default_rng(config.seed).standard_normal(n_samples, np.float32)
+        self.samples = np.clip(0.1 * noise, -1, 1)
+
+    def n_states(self, length: int) -> int:
+        """Those of whole steps."""
+        return round(length / self.step_seconds) * STATES_PER_STEP
+
+    def draw(self, n_states: int) -> Tensor:
+        """Random frames."""
+        shape = 1, n_states * 2**N_SUBSAMPLING, self.extractor.feature_size
+        return torch.randn(shape, generator=self.random).to(self.config.chosen_device())
+
+    def arrive(self) -> Tensor:
+        """Frames of the sound of one step."""
+        frames = self.extractor.stream().push(self.samples)
+        return torch.from_numpy(frames).unsqueeze(0).to(self.config.chosen_device())
+
+    def _build(self, settings: dict[str, Any]) -> LeapformerForSeq2SeqLM:
+        return LeapformerForSpeechSeq2Seq(
+            LeapformerSpeechConfig(**settings, n_subsampling=N_SUBSAMPLING)
+        )
+
+
+def _measure(config: StreamBenchConfig, source: Source, steps: Steps) -> list[StreamResult]:
+    _, clock = clock_for(config.chosen_device(), config.threads)
+    ours, softmax = source.model(OURS), source.model("softmax")
+    kept = States({})
+    results: list[StreamResult] = []
+    before = 0
+    for length in source.lengths:
+        n_states = source.n_states(length)
+        kept = read_on(ours, source, kept, n_states - before)
+        before = n_states
+        filled = fill(softmax, source, n_states)
+        calls: dict[str, Call] = {
+            OURS: partial(_step, ours, source, kept),
+            CACHE: partial(_step, softmax, source, filled),
+        }
+        sizes = {OURS: kept.n_bytes, CACHE: filled.n_bytes}
+        if n_states <= config.longest_reencoded:
+            heard = source.draw(n_states)
+            written = States({}).with_part("self", filled.of("self"))
+            calls[REENCODE] = partial(_step, softmax, source, written, heard)
+            sizes[REENCODE] = sizes[CACHE]
+        plans = {
+            name: plan(
+                call,
+                clock,
+                repeats=config.repeats,
+                budget=config.budget,
+                first=seconds(call, clock),
+            )
+            for name, call in calls.items()
+        }
+        unit = "s of speech" if source.step_seconds else "pieces"
+        turns = take_turns(calls, plans, clock, steps, f"after {length} {unit}", warm_up=True)
+        for name, taken in turns.items():
+            fastest = min(taken)
+            factor = None if source.step_seconds is None else fastest / source.step_seconds
+            results.append(
                 StreamResult(
+                    kind=source.kind,
                     model=name,
                     length=length,
-                    seconds=min(taken),
+                    seconds=fastest,
+                    real_time_factor=factor,
                     state_bytes=sizes[name],
                     turns=taken,
                 )
-                for name, taken in turns.items()
-            ]
-    return StreamReport(
-        config=config, machine=describe_machine(device, config.threads), results=results
-    )
-
-
-def page(report: StreamReport) -> Page:
-    """The tables, the plot and the sentences that go with the report."""
-    config = report.config
-    milliseconds = {(r.model, r.length): 1e3 * r.seconds for r in report.results}
-    kib = {(r.model, r.length): r.state_bytes / 2**10 for r in report.results}
-    figure = Figure(figsize=(9, 5.5), layout="constrained")
-    axes = figure.subplots()
-    draw(axes, milliseconds)
-    axes.set_xlabel("source so far (pieces)")
-    axes.set_ylabel(f"{report.machine['clock']} a word (ms)")
-    figure.suptitle("One more word of a stream", fontsize=11)
-    axes.set_title(where(report.machine), fontsize=8)
-    add_legend(figure)
-    return Page(
-        name="stream",
-        report=report,
-        description=(
-            f"{config.layers} + {config.layers} layers of width {config.hidden_size}, "
-            f"{config.heads} heads, {config.vocabulary} pieces, random weights, one stream, "
-            f"float32; {where(report.machine)}. A step reads one piece and writes one; "
-            f"{REENCODE} encodes all of the source at each step."
-        ),
-        tables=[
-            _table(f"milliseconds of {report.machine['clock']} a word", milliseconds),
-            _table("state kept of the stream, KiB", kib),
-        ],
-        figure=figure,
-    )
-
-
-def _table(title: str, numbers: dict[tuple[str, int], float]) -> Table:
-    lengths = sorted({length for _, length in numbers})
-    rows = []
-    for name in dict.fromkeys(name for name, _ in numbers):
-        found = [numbers.get((name, length)) for length in lengths]
-        rows.append([name, *("-" if value is None else digits(value) for value in found)])
-    return Table(title, ["pieces", *map(str, lengths)], rows)
-
-
-def _model(name: str, config: StreamBenchConfig) -> LeapformerForSeq2SeqLM:
-    torch.manual_seed(config.seed)
-    settings: dict[str, Any] = {
-        "vocab_size": config.vocabulary,
-        "hidden_size": config.hidden_size,
-        "n_layer": config.layers,
-        "n_heads": config.heads,
-        "attention": name,
-    }
-    model = LeapformerForSeq2SeqLM(LeapformerSeq2SeqConfig(**settings))
-    return model.eval().to(config.chosen_device())  # type: ignore[no-untyped-call]
+            )
+    return results
 
 
 @torch.no_grad()
-def _step(model: LeapformerForSeq2SeqLM, source: torch.Tensor, states: States | None) -> None:
-    model.write(source[:, :1], model.read(source, states))
+def read_on(model: LeapformerForSeq2SeqLM, source: Source, states: States, n_states: int) -> States:
+    """Read so many more states of the source, and write a piece for each step of them."""
+    for start in range(0, n_states, AT_ONCE):
+        states = model.read(source.draw(min(AT_ONCE, n_states - start)), states)
+    n_pieces = n_states // source.states_per_step
+    for start in range(0, n_pieces, AT_ONCE):
+        pieces = source.pieces(min(AT_ONCE, n_pieces - start))
+        _, states = model.model.decoder.write(pieces, states)
+    return states
+
+
+@torch.no_grad()
+def fill(model: LeapformerForSeq2SeqLM, source: Source, n_states: int) -> States:
+    """What a model with softmax attention has after so many states, its keys and values random."""
+    states = read_on(model, source, States({}), source.states_per_step)
+    filled = {}
+    for name, state in states.by_name.items():
+        if isinstance(state, SoftmaxState):
+            per_step = 1 if name.startswith("self") else source.states_per_step
+            n = n_states * per_step // source.states_per_step
+            k, v = (
+                torch.randn(*x.shape[:2], n, x.shape[3], generator=source.random).to(x)
+                for x in (state.k, state.v)
+            )
+            filled[name] = replace(state, k=k, v=v, length=torch.full_like(state.length, n))
+    return States({**states.by_name, **filled})
+
+
+@torch.no_grad()
+def _step(
+    model: LeapformerForSeq2SeqLM, source: Source, states: States, heard: Tensor | None = None
+) -> None:
+    """Read a step on top of states, or of all that was heard, which is encoded anew; and write."""
+    arrived = source.arrive()
+    if heard is not None:
+        arrived = torch.cat([heard, arrived], dim=1)
+    model.write(source.pieces(1), model.read(arrived, states))

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from leap.bench import attention_report, decode_report, report
+from leap.bench import attention_report, decode_report, report, stream_report
 from leap.bench.attention import BenchConfig
 from leap.bench.attention import measure as measure_attention
 from leap.bench.decode import DecodeConfig
@@ -15,7 +15,6 @@ from leap.bench.decode import measure as measure_decode
 from leap.bench.run import Progress as ProgressCallback
 from leap.bench.stream import StreamBenchConfig
 from leap.bench.stream import measure as measure_stream
-from leap.bench.stream import page as stream_page
 from leap.cli import Verb
 from leap.cli.table import show_table
 
@@ -41,7 +40,7 @@ def stream(config: StreamBenchConfig) -> None:
     report.make_folder(config.output)
     with stages_shown() as progress:
         measured = measure_stream(config, progress)
-    show_page(stream_page(measured), config.output)
+    show_page(stream_report.page(measured), config.output)
 
 
 def show_page(page: report.Page, folder: Path) -> None:
@@ -116,8 +115,8 @@ VERBS = {
         config=StreamBenchConfig,
         run=stream,
         examples=[
-            ("bench stream", "a translation's cost per word, up to 100,000 words"),
-            ("bench stream --lengths 100 1000", "two lengths, in seconds"),
+            ("bench stream", "after up to 100,000 pieces of text and an hour of speech"),
+            ("bench stream --lengths 100 1000 --sound", "two lengths of text, in seconds"),
         ],
     ),
 }
