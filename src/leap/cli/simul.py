@@ -1,7 +1,13 @@
 """`leap simul`: translation of text or speech that is still arriving."""
 
+import signal
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Event
 
+from rich.console import Console
+from rich.text import Text
 from transformers.utils import logging
 
 from leap.cli import Verb
@@ -13,6 +19,7 @@ from leap.tasks.simul import prepare as preparing
 from leap.tasks.simul import train as training
 from leap.tasks.simul.evaluate import EvalConfig
 from leap.tasks.simul.live import StreamConfig
+from leap.tasks.simul.metrics import Amount
 from leap.tasks.simul.prepare import PrepareConfig
 from leap.tasks.simul.train import TrainConfig
 
@@ -59,15 +66,60 @@ def evaluate(config: EvalConfig) -> None:
 
 
 def stream(config: StreamConfig) -> None:
-    """Print words as they are written, and at the end how late they came."""
-    lags = []
-    for written in live.translate(config):
-        print(written.word, end=" ", flush=True)
-        lags.append(written.lag)
-    print()
+    """Print words as they are written, with how late each is, and at the end how late they were."""
+    unit = "words" if config.sound is None and not config.microphone else "ms"
+    console = Console(highlight=False)
+    lags: list[Amount] = []
+    laggings: list[float] = []
+    with _until_interrupted(config.microphone) as stopped:
+        for event in live.translate(config, stopped=stopped):
+            if isinstance(event, live.Written):
+                lags.append(event.lag)
+                _show(console, event, unit if config.lag else "")
+            else:
+                print(flush=True)
+                laggings += [] if event.lagging is None else [event.lagging]
     if lags:
-        lag, unit = sum(lags) / len(lags), "s" if config.sound is not None else "words"
-        print(f"{len(lags)} words, on average {lag:.1f} {unit} behind", file=sys.stderr)
+        print(
+            f"{len(lags)} words, on average {_mean(lags):.1f} {unit} behind; "
+            f"LAAL {_mean(laggings):.1f} {unit}",
+            file=sys.stderr,
+        )
+
+
+def _show(console: Console, written: live.Written, unit: str) -> None:
+    """A word and its lag, as suits a terminal, or a file, where each word has a line."""
+    if not unit:
+        print(written.word, end=" ", flush=True)
+    elif console.is_terminal:
+        lag = f" {written.lag:+.0f}{'ms' * (unit == 'ms')}"
+        console.print(Text.assemble(written.word, (lag, "dim")), end=" ", soft_wrap=True)
+    else:
+        print(f"{written.word}\t{written.lag:.0f} {unit}", flush=True)
+
+
+@contextmanager
+def _until_interrupted(is_wanted: bool) -> Iterator[Callable[[], bool]]:
+    """Let the first Ctrl-C end the source rather than the program; a second one ends both."""
+    interrupted = Event()
+    if not is_wanted:
+        yield interrupted.is_set
+        return
+    usual = signal.getsignal(signal.SIGINT)
+
+    def interrupt(*_: object) -> None:
+        interrupted.set()
+        signal.signal(signal.SIGINT, usual)
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield interrupted.is_set
+    finally:
+        signal.signal(signal.SIGINT, usual)
+
+
+def _mean(values: Sequence[Amount]) -> float:
+    return sum(values) / len(values)
 
 
 VERBS = {
@@ -119,7 +171,9 @@ VERBS = {
         run=stream,
         examples=[
             ("simul stream --policy wait-5", "type, or pipe text in; words appear as they can"),
+            ("simul stream --no-lag < talk.en > talk.de", "the translation alone, line by line"),
             ("simul stream --run runs/spoken --sound talk.wav --real-time", "as if it were spoken"),
+            ("simul stream --run runs/spoken --microphone", "what you say, until Ctrl-C"),
         ],
     ),
 }

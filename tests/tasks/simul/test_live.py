@@ -1,60 +1,170 @@
-"""Words as they are written, of text that is piped in or sound that is played."""
+"""Words as they are written, of text that is piped in, sound that is played, or a microphone."""
 
 import io
+import os
+import signal
 import time
+from itertools import chain
 
 import numpy as np
 import pytest
 
 from leap.cli import main
-from leap.errors import ConfigError, FileError
+from leap.errors import ConfigError, FileError, InputError
+from leap.tasks.simul import live
 from leap.tasks.simul.audio import write_sound
-from leap.tasks.simul.live import StreamConfig, translate
+from leap.tasks.simul.live import Ended, StreamConfig, Written, translate
+from leap.tasks.simul.microphone import Heard
 from leap.tasks.simul.stream import load_interpreter
 
 pytestmark = pytest.mark.usefixtures("shapes_unchecked")
+LINES = ["one hundred and nine", "", "seven"]
 
 
-@pytest.fixture
-def text_run(random_run, tmp_path, vocabulary):
-    return random_run(tmp_path / "text", vocabulary)
+@pytest.fixture(scope="module")
+def text_run(random_run, tmp_path_factory, vocabulary):
+    return random_run(tmp_path_factory.mktemp("text"), vocabulary)
 
 
-def test_text_is_translated_line_by_line(text_run, capsys, monkeypatch):
-    lines = ["one hundred and nine", "", "seven"]
-    stream = load_interpreter(text_run, "wait-2").stream()
-    expected = [word for line in lines for word in stream.push(line) + stream.finish()]
+@pytest.fixture(scope="module")
+def speech_run(random_run, tmp_path_factory, vocabulary):
+    return random_run(tmp_path_factory.mktemp("speech"), vocabulary, speech=True)
+
+
+@pytest.fixture(scope="module")
+def tone():
+    return np.sin(np.cumsum(np.linspace(0.05, 0.6, 9600))).astype(np.float32) / 2
+
+
+def words(events):
+    return [event.word for event in events if isinstance(event, Written)]
+
+
+def spoken(run, lines, policy="wait-2"):
+    stream = load_interpreter(run, policy).stream()
+    return [stream.push(line) + stream.finish() for line in lines]
+
+
+def test_text_is_translated_line_by_line(text_run):
     config = StreamConfig(run=text_run, policy="wait-2")
-    found = list(translate(config, io.StringIO("\n".join(lines))))
-    assert [each.word for each in found] == expected
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
-    main(["simul", "stream", "--run", str(text_run), "--policy", "wait-2"])
+    found = list(translate(config, io.StringIO("\n".join(LINES))))
+    expected = [said for said in spoken(text_run, LINES) if said]
+    assert words(found) == [*chain(*expected)]
+    assert [event.n_words for event in found if isinstance(event, Ended)] == [
+        len(said) for said in expected
+    ]
+    first, *_, last = found
+    # One piece is a word at the most, so the first comes with the second word, or later.
+    assert first.delay >= 2 and first.lag == first.delay
+    assert last.source_length == 1 and last.lagging == 1
+
+
+def test_the_lag_is_beside_each_word(text_run, capsys, monkeypatch):
+    expected = [said for said in spoken(text_run, LINES) if said]
+    command = ["simul", "stream", "--run", str(text_run), "--policy", "wait-2"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(LINES)))
+    main(command)
     shown = capsys.readouterr()
-    assert shown.out.split() == expected
-    assert "words behind" in shown.err
+    lines = [line.split("\t") for line in shown.out.splitlines()]
+    assert [line[0] for line in lines if line[0]] == [*chain(*expected)]
+    assert all(line[1].endswith(" words") for line in lines if line[0])
+    assert "words behind; LAAL" in shown.err
+    # On a terminal, on one line; without lags, the text alone.
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(LINES)))
+    main(command)
+    assert f"{expected[0][0]}\x1b[2m +" in capsys.readouterr().out
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(LINES)))
+    main([*command, "--no-lag"])
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == expected
 
 
-def test_sound_of_any_rate_and_stereo_is_translated(random_run, tmp_path, vocabulary):
-    run = random_run(tmp_path / "speech", vocabulary, speech=True)
-    tone = np.sin(np.cumsum(np.linspace(0.05, 0.6, 9600))).astype(np.float32) / 2
+def test_words_come_before_the_line_ends():
+    reading, writing = os.pipe()
+    with os.fdopen(reading, encoding="utf-8") as text, os.fdopen(writing, "wb", 0) as pipe:
+        found = live._words(text)
+        pipe.write(b"one two\tthree fo")
+        assert [next(found) for _ in range(3)] == ["one", "two", "three"]
+        pipe.write("urü".encode()[:-1])  # In the middle of a word, and of a letter.
+        pipe.write("ü\r\n \nfive si".encode()[1:])
+        assert [next(found) for _ in range(4)] == ["fourü", None, None, "five"]
+        pipe.close()
+        assert list(found) == ["si", None]
+
+
+@pytest.mark.parametrize("content", [b"one \xff two\n", b"one two \xc3"])
+def test_what_is_not_text_is_an_error_that_says_so(text_run, content):
+    text = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8")
+    with pytest.raises(InputError, match="not text in UTF-8"):
+        list(translate(StreamConfig(run=text_run), text))
+
+
+def test_sound_of_any_rate_and_stereo_is_translated(speech_run, tmp_path, tone):
     write_sound(tmp_path / "mono.wav", tone, 16000)
     write_sound(tmp_path / "stereo.wav", np.stack([tone, tone], axis=1), 16000)
     write_sound(tmp_path / "slow.wav", tone[::2], 8000)
-    config = {"run": run, "policy": "wait-1/4"}
-    mono, stereo, slow = (
-        [each.word for each in translate(StreamConfig(**config, sound=tmp_path / f"{name}.wav"))]
-        for name in ("mono", "stereo", "slow")
+    write_sound(tmp_path / "fast.wav", np.repeat(tone, 3), 48000)
+    config = {"run": speech_run, "policy": "wait-1/4"}
+    mono, stereo, slow, fast = (
+        list(translate(StreamConfig(**config, sound=tmp_path / f"{name}.wav")))
+        for name in ("mono", "stereo", "slow", "fast")
     )
-    assert mono == stereo and mono and slow
+    assert words(mono) == words(stereo) and all(map(words, (mono, slow, fast)))
+    for found in (mono, slow, fast):
+        assert found[-1].source_length == pytest.approx(600)
+        assert found[-1].lagging == pytest.approx(320, abs=320)
+        assert [event.delay for event in found[:-1]] == sorted(e.delay for e in found[:-1])
+    assert all(event.lag >= 280 for event in mono[:-1])
     started = time.perf_counter()
-    live = StreamConfig(**config, sound=tmp_path / "mono.wav", real_time=True)
-    assert [each.word for each in translate(live)] == mono
+    live_config = StreamConfig(**config, sound=tmp_path / "mono.wav", real_time=True)
+    assert words(translate(live_config)) == words(mono)
     assert time.perf_counter() - started > 0.6
+
+
+def test_a_microphone_gives_what_a_file_gives(speech_run, tmp_path, tone, monkeypatch, capsys):
+    write_sound(tmp_path / "mono.wav", tone, 16000)
+    command = ["simul", "stream", "--run", str(speech_run), "--policy", "wait-1/4", "--no-lag"]
+    main([*command, "--sound", str(tmp_path / "mono.wav")])
+    expected = capsys.readouterr().out
+    asked = {}
+
+    def listen(stopped, **options):
+        asked.update(options)
+        for i, start in enumerate(range(0, len(tone), 5120)):
+            assert not stopped()
+            samples = tone[start : start + 5120]
+            yield Heard(samples, len(samples) / 16000, float(i))
+        signal.raise_signal(signal.SIGINT)  # Ctrl-C.
+        assert stopped()
+
+    monkeypatch.setattr(live, "listen", listen)
+    main([*command, "--microphone", "--device", "3"])
+    shown = capsys.readouterr()
+    assert shown.out == expected and shown.out.strip()
+    assert "ms behind" in shown.err
+    assert asked == {"rate": 16000, "milliseconds": 320, "device": "3"}
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_silence_ends_without_a_word(speech_run, tmp_path):
+    write_sound(tmp_path / "silence.wav", np.zeros(16000, np.float32))
+    (end,) = translate(StreamConfig(run=speech_run, sound=tmp_path / "silence.wav"))
+    assert end == Ended(0, pytest.approx(1000), None)
+
+
+def test_what_cannot_be_translated_is_an_error_that_says_so(text_run, speech_run, tmp_path):
+    with pytest.raises(ConfigError, match="translates text, so give no sound"):
+        list(translate(StreamConfig(run=text_run, sound=tmp_path / "x.wav")))
+    with pytest.raises(ConfigError, match="translates speech: give a sound or --microphone"):
+        list(translate(StreamConfig(run=speech_run), io.StringIO("one")))
     (tmp_path / "no.wav").write_text("this is no sound")
     with pytest.raises(FileError, match="no sound file that can be read"):
-        list(translate(StreamConfig(**config, sound=tmp_path / "no.wav")))
-
-
-def test_a_model_of_the_other_kind_is_refused(text_run):
-    with pytest.raises(ConfigError, match="translates text"):
-        list(translate(StreamConfig(run=text_run, sound=text_run / "x.wav")))
+        list(translate(StreamConfig(run=speech_run, sound=tmp_path / "no.wav")))
+    for wrong, message in (
+        ({"sound": tmp_path, "microphone": True}, "not both"),
+        ({"real_time": True}, "real_time is for a sound file"),
+        ({"device": "3"}, "device=3 is for a microphone"),
+        ({"segment": 0}, "segment=0"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            StreamConfig(**wrong)

@@ -1,22 +1,41 @@
-"""Translation of what is typed, piped in or played, a word at a time, with how late each came."""
+"""Translation of what is typed, piped in, played or spoken, a word at a time, and how late each is.
 
+for event in translate(StreamConfig(run=Path("runs/simul"))):
+    print(event)
+
+Written(word='zwei', lag=3, delay=3)
+Written(word='und', lag=3, delay=4)
+...
+Ended(n_words=4, source_length=6, lagging=2.8)
+"""
+
+import codecs
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from leap.errors import ConfigError
+from leap.errors import ConfigError, InputError
 from leap.tasks.simul.audio import read_sound
-from leap.tasks.simul.stream import Interpreter, load_interpreter
+from leap.tasks.simul.metrics import Amount, length_adaptive_average_lagging
+from leap.tasks.simul.microphone import Heard, listen
+from leap.tasks.simul.policies import Offline
+from leap.tasks.simul.stream import Interpreter, Stream, load_interpreter
+
+LONG = 200
+"""States after which what comes from a microphone begins anew, unless told: 16 seconds of 80 ms."""
+BLOCK = 4096
+"""Bytes of text to take at once, if there are so many."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamConfig:
-    """Translate text from standard input as it comes, or a sound file, word by word.
+    """Translate text as it comes, a sound file or what is spoken, word by word, with the lag.
 
-    Each line of text is a sentence. Sound may have any rate, and one channel or more.
+    Text comes from standard input, each line a sentence. Sound may have any rate, and one channel
+    or more.
     """
 
     run: Path = Path("runs/simul")
@@ -24,19 +43,33 @@ class StreamConfig:
     policy: str = "wait-3"
     """When to write: wait-3, offline, agree-2, align-2, tail-0.3, with any numbers."""
     sound: Path | None = None
-    """Sound file to translate, for a model of speech; by default text comes from standard input."""
+    """Sound file to translate, for a model of speech."""
     real_time: bool = False
     """Hear the file at the speed at which it was spoken; by default as fast as can be."""
+    microphone: bool = False
+    """Translate what is spoken, for a model of speech, until Ctrl-C."""
+    device: str | None = None
+    """Which microphone: its number, or part of its name, as python -m sounddevice lists them; by
+    default that of the system."""
     segment: int = 320
     """Of sound: milliseconds that come at once."""
     chunk_size: int | None = None
     """Source states read at once; by default 1 of text, 4 of speech, and offline all."""
     reset: int | None = None
-    """Begin anew at the end of a sentence or in a pause, and at the latest after so many states."""
+    """Begin anew at the end of a sentence or in a pause, and at the latest after so many states;
+    by default 200 with a microphone, otherwise never."""
+    lag: bool = True
+    """Show the lag of each word: the words behind, or for sound the milliseconds."""
 
     def __post_init__(self) -> None:
         if self.segment < 1:
             raise ConfigError(f"segment={self.segment} must be 1 or more")
+        if self.microphone and self.sound is not None:
+            raise ConfigError("give a sound file or the microphone, not both")
+        if self.real_time and self.sound is None:
+            raise ConfigError("real_time is for a sound file: give one")
+        if self.device is not None and not self.microphone:
+            raise ConfigError(f"device={self.device} is for a microphone: give --microphone")
 
 
 @dataclass(frozen=True)
@@ -44,61 +77,151 @@ class Written:
     """A word of the translation."""
 
     word: str
-    lag: float
+    lag: Amount
     """Words of text that were read and have no counterpart yet, this one counted; or, of sound,
-    seconds from the beginning of the stretch that let it be said until it was."""
+    milliseconds from the beginning of the stretch that let it be said until it was."""
+    delay: Amount
+    """Words of this sentence that had been read, or milliseconds of sound that had been heard."""
 
 
-def translate(config: StreamConfig, text: TextIO | None = None) -> Iterator[Written]:
-    """Words as they are written.
+@dataclass(frozen=True)
+class Ended:
+    """The end of a line of text, or of all sound."""
+
+    n_words: int
+    source_length: Amount
+    """Words, or milliseconds."""
+    lagging: float | None
+    """LAAL, the translation taken for as long as it should be; None without a word."""
+
+
+Event = Written | Ended
+
+
+def translate(
+    config: StreamConfig,
+    text: TextIO | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Iterator[Event]:
+    """Words as they are written, and the ends of sentences.
 
     Args:
         config: what to translate, and how.
         text: where text comes from; standard input by default.
+        stopped: whether to listen no longer.
     """
+    reset = config.reset
+    if reset is None and config.microphone and config.policy != Offline().name:
+        reset = LONG
     interpreter = load_interpreter(
-        config.run, config.policy, chunk_size=config.chunk_size, reset=config.reset
+        config.run, config.policy, chunk_size=config.chunk_size, reset=reset
     )
-    if (interpreter.extractor is None) != (config.sound is None):
-        wants = "text, so give no sound" if config.sound else "speech, so give a sound file"
+    is_sound = config.microphone or config.sound is not None
+    if (interpreter.extractor is not None) != is_sound:
+        wants = "text, so give no sound" if is_sound else "speech: give a sound or --microphone"
         raise ConfigError(f"{config.run} translates {wants}")
-    if config.sound is None:
+    if interpreter.extractor is None:
         yield from _text(interpreter, sys.stdin if text is None else text)
-    else:
-        yield from _sound(interpreter, config)
-
-
-def _text(interpreter: Interpreter, text: TextIO) -> Iterator[Written]:
-    stream = interpreter.stream()
-    n_read = n_written = 0
-    for line in text:
-        for word in line.split():
-            n_read += 1
-            for said in stream.push([word]):
-                n_written += 1
-                yield Written(said, n_read - n_written + 1)
-        for said in stream.finish():
-            n_written += 1
-            yield Written(said, n_read - n_written + 1)
-        n_written = n_read  # The next sentence starts with no lead and no arrears.
-
-
-def _sound(interpreter: Interpreter, config: StreamConfig) -> Iterator[Written]:
-    assert config.sound is not None and interpreter.extractor is not None
+        return
     rate = interpreter.extractor.sampling_rate
+    if config.microphone:
+        heard = listen(stopped, rate=rate, milliseconds=config.segment, device=config.device)
+    else:
+        heard = _played(config, rate)
+    yield from _sound(interpreter.stream(), heard)
+
+
+def _text(interpreter: Interpreter, text: TextIO) -> Iterator[Event]:
+    stream = interpreter.stream()
+    delays: list[Amount] = []
+    n_read = 0
+
+    def written(words: list[str]) -> Iterator[Written]:
+        for word in words:
+            delays.append(n_read)
+            yield Written(word, n_read - len(delays) + 1, n_read)
+
+    for word in _words(text):
+        if word is not None:
+            n_read += 1
+            yield from written(stream.push([word]))
+        elif n_read:
+            yield from written(stream.finish())
+            yield _ended(delays, n_read)
+            delays, n_read = [], 0
+
+
+def _words(text: TextIO) -> Iterator[str | None]:
+    """Words as soon as white space follows, and None at the end of each line and of the text."""
+    begun = ""
+    for block in _blocks(text):
+        *lines, begun = (begun + block).split("\n")
+        for line in lines:
+            yield from line.split()
+            yield None
+        words = begun.split()
+        is_cut = bool(words) and not begun[-1].isspace()
+        begun = words.pop() if is_cut else ""
+        yield from words
+    yield from begun.split()
+    yield None
+
+
+def _blocks(text: TextIO) -> Iterator[str]:
+    """What has come by now, again and again: a pipe need not have ended its line."""
+    binary = getattr(text, "buffer", None)
+    if binary is None:
+        yield from text
+        return
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        while block := binary.read1(BLOCK):
+            yield decoder.decode(block)
+        yield decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        raise InputError("what comes in is not text in UTF-8; convert it, with iconv") from error
+
+
+def _played(config: StreamConfig, rate: int) -> Iterator[Heard]:
+    """A file, as if it were spoken now."""
+    assert config.sound is not None
     sound = read_sound(config.sound, rate)
     size = -(-config.segment * rate // 1000)
-    stream = interpreter.stream()
-    started, computed = time.perf_counter(), 0.0
+    started = time.perf_counter()
     for start in range(0, len(sound), size):
-        end = min(start + size, len(sound))
+        samples = sound[start : start + size]
+        arrived = started + (start + len(samples)) / rate
         if config.real_time:
-            time.sleep(max(0.0, started + end / rate - time.perf_counter()))
-        before = time.perf_counter()
-        words = stream.push(sound[start:end])
-        if end == len(sound):
-            words += stream.finish()
-        # Computing waits for the sound, or for the computing before it.
-        computed = max(computed, end / rate) + time.perf_counter() - before
+            time.sleep(max(0.0, arrived - time.perf_counter()))
+        yield Heard(samples, len(samples) / rate, arrived)
+
+
+def _sound(stream: Stream, heard: Iterator[Heard]) -> Iterator[Event]:
+    delays: list[Amount] = []
+    length = begun = now = 0.0
+
+    def written(words: list[str]) -> Iterator[Written]:
         for word in words:
-            yield Written(word, computed - start / rate)
+            delays.append(1000 * length)
+            yield Written(word, 1000 * (now - begun), 1000 * length)
+
+    for part in heard:
+        before = time.perf_counter()
+        words = stream.push(part.samples)
+        # Computing waits for the sound, or for the computing before it.
+        now = max(now, part.arrived) + time.perf_counter() - before
+        begun = part.arrived - part.seconds
+        length += part.seconds
+        yield from written(words)
+    before = time.perf_counter()
+    words = stream.finish()
+    now += time.perf_counter() - before
+    yield from written(words)
+    yield _ended(delays, 1000 * length)
+
+
+def _ended(delays: list[Amount], length: Amount) -> Ended:
+    lagging = None
+    if delays:
+        lagging = float(length_adaptive_average_lagging(delays, length, len(delays)))
+    return Ended(len(delays), length, lagging)
