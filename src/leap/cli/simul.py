@@ -60,9 +60,11 @@ def evaluate(config: EvalConfig) -> None:
     """Translate and score, print the table, and say where the files are."""
     with progress_shown() as show:
         found = evaluating.evaluate(config, lambda name, done, total: show(name, done, total))
-    show_table(*evaluating.table(found))
-    print(found[0].scores.bleu_signature)
-    print(f"{found[0].scores.sentences} sentences; wrote {config.output}")
+    for table in evaluating.tables(found):
+        show_table(table.columns, table.rows, table.title)
+    scores = found[0].scores
+    print(*evaluating.signatures(scores), sep="\n")
+    print(f"{scores.sentences} sentences; wrote {config.output}")
 
 
 def stream(config: StreamConfig) -> None:
@@ -80,8 +82,9 @@ def stream(config: StreamConfig) -> None:
                 print(flush=True)
                 laggings += [] if event.lagging is None else [event.lagging]
     if lags:
+        words = "1 word" if len(lags) == 1 else f"{len(lags)} words"
         print(
-            f"{len(lags)} words, on average {_mean(lags):.1f} {unit} behind; "
+            f"{words}, on average {_mean(lags):.1f} {unit} behind; "
             f"LAAL {_mean(laggings):.1f} {unit}",
             file=sys.stderr,
         )
@@ -164,6 +167,11 @@ VERBS = {
             ("simul eval --waits 3 --policies agree-2 align-2", "other policies beside wait-3"),
             ("simul eval --engine simuleval --waits 3", "the same scores, by SimulEval"),
             ("simul eval --batch 1", "with the time of computing in the latency of speech"),
+            (
+                "simul eval --long-form all --reset 200",
+                "all in one stream, with and without resets",
+            ),
+            ("simul eval --omnisteval", "with OmniSTEval's figures beside ours"),
         ],
     ),
     "stream": Verb(

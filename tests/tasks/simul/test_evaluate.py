@@ -1,6 +1,9 @@
 """Evaluation: scores of streams, the same by our pools and by SimulEval with our agent."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,8 +11,18 @@ import pytest
 from leap.errors import ConfigError
 from leap.tasks.simul.audio import write_sound
 from leap.tasks.simul.corpus import Audio, Sentence
-from leap.tasks.simul.evaluate import EvalConfig, evaluate, run_simuleval, translate
+from leap.tasks.simul.evaluate import (
+    EvalConfig,
+    Evaluated,
+    evaluate,
+    run_simuleval,
+    tables,
+    translate,
+)
+from leap.tasks.simul.longform import join, sound_of, translate_long
+from leap.tasks.simul.metrics import read_instances, score
 from leap.tasks.simul.prepare import PrepareConfig, prepare
+from leap.tasks.simul.simuleval import write_simuleval
 from leap.tasks.simul.stream import load_interpreter
 
 pytestmark = pytest.mark.usefixtures("shapes_unchecked")  # Thousands of small steps.
@@ -35,13 +48,14 @@ def test_an_evaluation_leaves_scores_logs_and_a_curve(numbers, run, tmp_path):
         run=run, data=numbers.folder, waits=(1, "offline"), limit=6, output=tmp_path
     )
     found = evaluate(config)
-    assert [each.policy for each in found] == ["wait-1", "offline"]
+    assert [each.name for each in found] == ["wait-1", "offline"]
     assert found[0].scores.latency["LAAL"] < found[1].scores.latency["LAAL"]
     assert found[0].scores.empty == 0
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["results"][0]["bleu_signature"].startswith("nrefs:1")
     assert results["unit"] == "words"
-    assert "| wait-1 |" in (tmp_path / "results.md").read_text()
+    text = (tmp_path / "results.md").read_text()
+    assert "| wait-1 |" in text and "BLEU nrefs:1" in text and "chrF nrefs:1" in text
     assert (tmp_path / "curve.png").stat().st_size > 1000
 
 
@@ -53,16 +67,30 @@ def test_pools_give_the_words_and_delays_of_streams_alone(numbers, run):
     assert [each.index for each in pooled] == list(range(7))
 
 
-def test_simuleval_with_our_agent_gives_the_same_for_text(numbers, run, tmp_path):
-    pytest.importorskip("simuleval")
-    sentences = numbers.sentences("test")[:5]
-    config = EvalConfig(run=run, data=numbers.folder)
-    theirs = run_simuleval(config, sentences, "wait-2", tmp_path)
-    assert told(theirs) == told(translate(load_interpreter(run, "wait-2"), sentences))
+def test_simulevals_own_command_gives_the_same_for_text(numbers, run, tmp_path):
+    pytest.importorskip("simuleval", reason="SimulEval is not installed")
+    ours = {"run": run, "data": numbers.folder, "waits": (2,), "limit": 5}
+    (found,) = evaluate(EvalConfig(**ours, output=tmp_path / "ours"))
+    source, target = write_simuleval(tmp_path, "test", numbers.sentences("test")[:5])
+    command = [Path(sys.executable).with_name("simuleval")]
+    command += ["--agent-class", "leap.tasks.simul.agents.TextAgent", "--run", run]
+    command += ["--policy", "wait-2", "--source", source, "--target", target]
+    command += ["--output", tmp_path / "theirs", "--no-progress-bar"]
+    command += ["--quality-metrics", "BLEU", "--latency-metrics", "LAAL", "AL", "DAL", "AP"]
+    subprocess.run(command, check=True, capture_output=True)
+    logs = [read_instances(tmp_path / who / "instances.log") for who in ("ours/wait-2", "theirs")]
+    assert told(logs[0]) == told(logs[1])
+    names, values = (tmp_path / "theirs/scores.tsv").read_text().split("\n")[:2]
+    theirs = dict(zip(names.split("\t"), map(float, values.split("\t")), strict=True))
+    assert theirs.pop("BLEU") == pytest.approx(found.scores.bleu, abs=1e-3)
+    assert theirs == {
+        name: pytest.approx(found.scores.latency[name], abs=1e-3)
+        for name in ("LAAL", "AL", "DAL", "AP")
+    }
 
 
 def test_simuleval_with_our_agent_gives_the_same_for_speech(numbers, random_run, tmp_path):
-    pytest.importorskip("simuleval")
+    pytest.importorskip("simuleval", reason="SimulEval is not installed")
     run = random_run(tmp_path / "run", numbers.vocabulary, speech=True)
     random = np.random.default_rng(0)
     sentences = []
@@ -80,8 +108,126 @@ def test_simuleval_with_our_agent_gives_the_same_for_speech(numbers, random_run,
     assert all(each.is_timed for each in (*theirs, *ours))
 
 
-def test_what_cannot_be_evaluated_is_an_error_that_says_so(numbers, run, tmp_path):
-    with pytest.raises(ConfigError, match="waits or policies"):
-        EvalConfig(waits=())
+@pytest.fixture(scope="module")
+def spoken(numbers, random_run, tmp_path_factory):
+    """A model of speech, and sentences of it."""
+    folder = tmp_path_factory.mktemp("spoken")
+    run = random_run(folder / "run", numbers.vocabulary, speech=True)
+    return run, [make_spoken(folder / f"{i}.wav", n) for i, n in enumerate((9600, 4000, 7001))]
+
+
+def make_spoken(path, n):
+    sound = np.sin(np.cumsum(np.linspace(0.05, 0.05 + n / 16000, n))) / 2
+    write_sound(path, sound.astype(np.float32))
+    return Sentence("", "eins zwei", id=path.stem, audio=Audio(path), n_frames=n // 160)
+
+
+def test_latency_with_computing_is_told_where_it_was_measured(spoken):
+    run, sentences = spoken
+    alone = score(translate(load_interpreter(run, "wait-1/4"), sentences, batch=1))
+    first, added, real = tables([Evaluated("wait-1/4", alone, 1.0, 0.5)])
+    assert first.columns[-1] == "RTF" and first.rows[0][-1] == "0.500"
+    for table in (added, real):
+        assert table.columns == ["policy", "LAAL", "AL", "DAL", "AP", "YAAL"]
+    assert "(CA)" in added.title and "real time" in real.title
+    assert float(first.rows[0][3]) < float(real.rows[0][1]) <= float(added.rows[0][1])
+
+
+def test_text_in_long_form_is_one_stream(numbers, run):
+    sentences = numbers.sentences("test")[:4]
+    interpreter = load_interpreter(run, "wait-2")
+    found = translate_long(interpreter, sentences)
+    source = [word for sentence in sentences for word in sentence.source.split()]
+    stream = interpreter.stream()
+    expected = [stream.push([word]) for word in source]
+    expected[-1] += stream.finish()
+    assert found.words == [word for words in expected for word in words]
+    assert found.delays == [i for i, words in enumerate(expected, start=1) for _ in words]
+    assert [step.position for step in found.steps] == list(range(1, len(source) + 1))
+    assert sum(found.spans[-1]) == found.length == len(source)
+    assert max(step.state_bytes for step in found.steps) < found.steps[0].state_bytes + 500
+    cut = found.cut(10)
+    assert " ".join(each.prediction for each in cut if each.prediction) == " ".join(found.words)
+    assert [each.index for each in cut] == [10, 11, 12, 13]
+    delays = [
+        delay + begin
+        for each, (begin, _) in zip(cut, found.spans, strict=True)
+        for delay in each.delays
+    ]
+    assert delays == found.delays
+
+
+def test_speech_in_long_form_has_pauses(spoken):
+    run, sentences = spoken
+    interpreter = load_interpreter(run, "wait-1/4")
+    found = translate_long(interpreter, sentences, pause=100)
+    silence = np.zeros(1600, np.float32)
+    sounds = [sound_of(sentence, 16000) for sentence in sentences]
+    stream = interpreter.stream()
+    whole = np.concatenate([sounds[0], silence, sounds[1], silence, sounds[2]])
+    assert found.words == stream.push(whole) + stream.finish()
+    assert found.spans == [(0, 600), (700, 250), (1050, 7001 / 16)]
+    assert [step.position for step in found.steps] == [320, 640, 960, 1280, len(whole) / 16]
+    cut = found.cut(0)
+    assert all(each.is_timed for each in cut if each.delays)
+    assert cut[1].end == pytest.approx(len(whole) / 16 - 700)
+    # What was computed is not added up along the stream.
+    for each in cut:
+        late = [time - delay for time, delay in zip(each.times, each.delays, strict=True)]
+        assert all(0 <= lag <= 1000 * sum(s.seconds for s in found.steps) for lag in late)
+
+
+def test_sentences_are_joined_up_to_a_size(numbers, spoken):
+    texts = [Sentence("a b c", "x"), Sentence("d e", "y"), Sentence("f", "z")]
+    assert join(texts, None) == [texts]
+    assert join(texts, 4) == [texts[:2], texts[2:]]
+    assert join(texts, 1) == [[each] for each in texts]
+    _, sentences = spoken
+    assert join(sentences, 0.8 / 60) == [sentences[:2], sentences[2:]]
+
+
+def test_long_form_has_the_scores_of_omnisteval_and_shows_its_cost(numbers, run, tmp_path):
+    pytest.importorskip("omnisteval", reason="OmniSTEval is not installed")
+    config = {"run": run, "data": numbers.folder, "waits": (2,), "limit": 6, "omnisteval": True}
+    found = evaluate(EvalConfig(**config, long_form=12, reset=6, output=tmp_path))
+    assert [each.name for each in found] == ["wait-2", "wait-2 reset 6"]
+    assert found[0].scores != found[1].scores
+    for each in found:
+        ours = {"BLEU": each.scores.bleu, "chrF": each.scores.chrf, **each.scores.latency}
+        assert each.omnisteval == pytest.approx(ours, abs=1e-4)
+    steps = (tmp_path / "wait-2/steps.csv").read_text().splitlines()
+    assert steps[0] == "stream,position,seconds,state_bytes"
+    assert steps[-1].split(",")[0] != "0"  # More than one stream.
+    assert (tmp_path / "cost.png").stat().st_size > 1000
+    cost = json.loads((tmp_path / "results.json").read_text())["results"][0]["cost"]
+    assert len(cost["words_read"]) == len(cost["step_seconds"]) == len(cost["state_bytes"])
+    assert "OmniSTEval" in (tmp_path / "results.md").read_text()
+
+
+def test_short_form_has_the_scores_of_omnisteval(numbers, run, tmp_path):
+    pytest.importorskip("omnisteval", reason="OmniSTEval is not installed")
+    config = {"run": run, "data": numbers.folder, "waits": (2,), "limit": 6, "omnisteval": True}
+    (found,) = evaluate(EvalConfig(**config, output=tmp_path))
+    ours = {"BLEU": found.scores.bleu, "chrF": found.scores.chrf, **found.scores.latency}
+    assert found.omnisteval == pytest.approx(ours, abs=1e-4)
+    assert [table.title for table in tables([found])] == ["", "OmniSTEval"]
+
+
+def test_what_cannot_be_evaluated_is_an_error_that_says_so(numbers, run, tmp_path, monkeypatch):
+    for wrong, message in (
+        ({"waits": ()}, "waits or policies"),
+        ({"reset": 100}, "reset is for long form"),
+        ({"long_form": 0}, "long_form=0 must be above 0"),
+        ({"long_form": "all", "engine": "simuleval"}, "run by us alone"),
+        ({"pause": -1}, "pause=-1"),
+        ({"batch": 0}, "batch=0"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            EvalConfig(**wrong)
     with pytest.raises(ConfigError, match="no part other"):
         evaluate(EvalConfig(run=run, data=numbers.folder, part="other", output=tmp_path))
+    with pytest.raises(ConfigError, match="sentence 7 is not spoken"):
+        sound_of(Sentence("a", "b", id="7"), 16000)
+    monkeypatch.setattr("leap.tasks.simul.omnisteval.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="OmniSTEval is not installed: pip install"):
+        EvalConfig(omnisteval=True)

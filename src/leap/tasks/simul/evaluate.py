@@ -6,13 +6,21 @@ the same words with the same delays. The scores are ours, of the log of either.
     results.json, results.md    the scores
     curve.png                   quality against latency
     <policy>/instances.log      each sentence as SimulEval logs it, for other tools
+
+In long form the sentences are joined into streams (`leap.tasks.simul.longform`), and there are
+
+    cost.png                    time of a step and size of what is kept, along the streams
+    <policy>/steps.csv          the same of each step
+    <policy>/instances.log      each stream
+    <policy>/sentences.log      the sentences that they were cut into
 """
 
 import json
+import math
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,19 +28,27 @@ from typing import Any, Literal
 from matplotlib.figure import Figure
 
 from leap.errors import ConfigError, LeapError
-from leap.tasks.simul.audio import read_sound
+from leap.tasks.simul import omnisteval
 from leap.tasks.simul.corpus import Sentence
-from leap.tasks.simul.metrics import Instance, Scores, read_instances, score
+from leap.tasks.simul.longform import (
+    Step,
+    Translated,
+    cost_curve,
+    join,
+    plot_cost,
+    sound_of,
+    translate_long,
+)
+from leap.tasks.simul.metrics import LATENCIES, METRICS, Instance, Scores, read_instances, score
 from leap.tasks.simul.paths import Wait
-from leap.tasks.simul.policies import read_policy, waiting
+from leap.tasks.simul.policies import Policy, read_policy, waiting
 from leap.tasks.simul.prepare import load_prepared
 from leap.tasks.simul.simuleval import write_simuleval
 from leap.tasks.simul.stream import Interpreter, load_interpreter
 from leap.training.folder import write_json, write_whole
-from leap.training.table import markdown_table
+from leap.training.table import csv_table, markdown_table
 
 Progress = Callable[[str, int, int], None]
-COLUMNS = ("BLEU", "chrF", "LAAL", "AL", "DAL", "AP", "YAAL")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,16 +81,36 @@ class EvalConfig:
     """What runs the streams: we do, many at a time, or SimulEval, one after another."""
     batch: int = 64
     """Streams in a pool. With 1, computing is timed, for computation-aware latency."""
+    long_form: float | Literal["all"] | None = None
+    """Join sentences into streams of so many words of text, or minutes of speech, or into one of
+    all, and cut what comes out into sentences again by the references."""
+    reset: int | None = None
+    """In long form: evaluate also with beginning anew at the end of a sentence or in a pause, and
+    at the latest after so many states."""
+    pause: int = 500
+    """In long form, of speech: milliseconds of silence between two sentences."""
+    omnisteval: bool = False
+    """Have OmniSTEval score what was logged, too."""
     tokenize: str = "13a"
     """sacrebleu's way to cut words for BLEU."""
     output: Path = Path("runs/simul-eval")
     """Folder to write."""
 
     def __post_init__(self) -> None:
-        for name in ("segment", "batch", "limit", "ratio"):
+        for name in ("segment", "batch", "limit", "ratio", "reset"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value} must be 1 or more")
+        if self.pause < 0:
+            raise ConfigError(f"pause={self.pause} must be 0 or more")
+        if isinstance(self.long_form, int | float) and not self.long_form > 0:
+            raise ConfigError(f"long_form={self.long_form:g} must be above 0, or all")
+        if self.reset is not None and self.long_form is None:
+            raise ConfigError("reset is for long form: give --long-form as well")
+        if self.long_form is not None and self.engine == "simuleval":
+            raise ConfigError("long form is run by us alone: leave --engine away")
+        if self.omnisteval:
+            omnisteval.check_installed()
         if not self.waits and not self.policies:
             raise ConfigError("nothing to evaluate: give one or more waits or policies")
 
@@ -83,12 +119,32 @@ class EvalConfig:
 class Evaluated:
     """What came out under one policy."""
 
-    policy: str
+    name: str
+    """The policy's, and whether there were resets."""
     scores: Scores
     seconds: float
     """Computing, over all sentences."""
     real_time_factor: float | None
     """Of speech: computing over sound; with a pool, over the sound of all its streams."""
+    omnisteval: dict[str, float] | None = None
+    """OmniSTEval's scores, if it was asked."""
+    steps: Sequence[Step] = ()
+    """In long form: what each step cost."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What all policies are tried on."""
+
+    config: EvalConfig
+    part: str
+    sentences: Sequence[Sentence]
+    is_speech: bool
+
+    @property
+    def unit(self) -> str:
+        """Of latency."""
+        return "ms" if self.is_speech else "words"
 
 
 def evaluate(config: EvalConfig, progress: Progress | None = None) -> list[Evaluated]:
@@ -97,44 +153,100 @@ def evaluate(config: EvalConfig, progress: Progress | None = None) -> list[Evalu
     tests = [part for part in prepared.parts if part not in ("train", "valid")]
     part = config.part or (tests[0] if tests else "valid")
     sentences = prepared.sentences(part)[: config.limit]
-    is_speech = prepared.extractor is not None
-    ratio = config.ratio or (4 if is_speech else 1)
+    task = Task(config, part, sentences, is_speech=prepared.extractor is not None)
+    ratio = config.ratio or (4 if task.is_speech else 1)
     policies = [waiting(wait, ratio) for wait in config.waits]
     policies += [read_policy(name, ratio) for name in config.policies]
     found = []
     for policy in policies:
-        folder = config.output / policy.name.replace("/", "-")
-        folder.mkdir(parents=True, exist_ok=True)
-        started = time.perf_counter()
-        if config.engine == "simuleval":
-            instances = run_simuleval(config, sentences, policy.name, folder)
-        else:
-            interpreter = load_interpreter(config.run, policy, chunk_size=config.chunk_size)
-            if (interpreter.extractor is not None) != is_speech:
-                raise ConfigError(f"{config.run} and {config.data} are not of one kind of source")
-            started = time.perf_counter()
+        for reset in (None,) if config.reset is None else (None, config.reset):
+            name = policy.name + (f" reset {reset}" if reset else "")
+            folder = config.output / name.replace("/", "-").replace(" ", "-")
+            folder.mkdir(parents=True, exist_ok=True)
 
-            def tell(done: int, name: str = policy.name) -> None:
+            def tell(done: int, name: str = name) -> None:
                 if progress is not None:
                     progress(name, done, len(sentences))
 
-            instances = translate(
-                interpreter, sentences, batch=config.batch, segment=config.segment, tell=tell
-            )
-            lines = [json.dumps(_logged(instance)) for instance in instances]
-            write_whole(folder / "instances.log", "".join(f"{line}\n" for line in lines))
-        seconds = time.perf_counter() - started
-        heard = sum(float(each.source_length) for each in instances) / 1000
-        found.append(
-            Evaluated(
-                policy.name,
-                score(instances, config.tokenize),
-                seconds,
-                seconds / heard if is_speech else None,
-            )
-        )
-        _write(config, part, found, "ms" if is_speech else "words")
+            if config.long_form is None:
+                found.append(_short(task, policy, folder, tell))
+            else:
+                found.append(_long(task, policy, reset, name, folder, tell))
+            _write(task, found)
     return found
+
+
+def _short(task: Task, policy: Policy, folder: Path, tell: Callable[[int], None]) -> Evaluated:
+    config, log = task.config, folder / "instances.log"
+    if config.engine == "simuleval":
+        started = time.perf_counter()
+        instances = run_simuleval(config, task.sentences, policy.name, folder)
+    else:
+        interpreter = _interpreter(task, policy)
+        started = time.perf_counter()
+        instances = translate(
+            interpreter, task.sentences, batch=config.batch, segment=config.segment, tell=tell
+        )
+    seconds = time.perf_counter() - started
+    if config.engine == "pool":
+        _write_log(log, instances)
+    heard = sum(float(each.source_length) for each in instances) / 1000
+    return Evaluated(
+        policy.name,
+        score(instances, config.tokenize),
+        seconds,
+        seconds / heard if task.is_speech else None,
+        omnisteval.score_sentences(log, config.tokenize) if config.omnisteval else None,
+    )
+
+
+def _long(
+    task: Task,
+    policy: Policy,
+    reset: int | None,
+    name: str,
+    folder: Path,
+    tell: Callable[[int], None],
+) -> Evaluated:
+    config, log = task.config, folder / "instances.log"
+    interpreter = _interpreter(task, policy, reset)
+    size = None if config.long_form == "all" else config.long_form
+    streams: list[Translated] = []
+    sentences: list[Instance] = []
+    for index, joined in enumerate(join(task.sentences, size)):
+        before = len(sentences)
+        stream = translate_long(
+            interpreter,
+            joined,
+            index=index,
+            segment=config.segment,
+            pause=config.pause,
+            tell=lambda done, before=before: tell(before + done),  # type: ignore[misc]
+        )
+        streams.append(stream)
+        sentences += stream.cut(before)
+    steps = [step for stream in streams for step in stream.steps]
+    seconds = sum(step.seconds for step in steps)
+    heard = sum(stream.length for stream in streams) / 1000
+    _write_log(log, [stream.whole(i) for i, stream in enumerate(streams)])
+    _write_log(folder / "sentences.log", sentences)
+    write_whole(folder / "steps.csv", csv_table([asdict(step) for step in steps]))
+    return Evaluated(
+        name,
+        score(sentences, config.tokenize),
+        seconds,
+        seconds / heard if task.is_speech else None,
+        omnisteval.score_streams(log, streams, config.tokenize) if config.omnisteval else None,
+        steps,
+    )
+
+
+def _interpreter(task: Task, policy: Policy, reset: int | None = None) -> Interpreter:
+    config = task.config
+    interpreter = load_interpreter(config.run, policy, chunk_size=config.chunk_size, reset=reset)
+    if (interpreter.extractor is not None) != task.is_speech:
+        raise ConfigError(f"{config.run} and {config.data} are not of one kind of source")
+    return interpreter
 
 
 def translate(
@@ -178,10 +290,8 @@ def _together(
             parts.append([[word] for word in words])
             delays_of.append(list(range(1, len(words) + 1)))
         else:
-            if sentence.audio is None:
-                raise ConfigError(f"sentence {sentence.id} is not spoken")
             rate = interpreter.extractor.sampling_rate
-            sound = read_sound(sentence.audio, rate)
+            sound = sound_of(sentence, rate)
             size = -(-segment * rate // 1000)
             ends = [min(end, len(sound)) for end in range(size, len(sound) + size, size)]
             parts.append([sound[end - 1 - (end - 1) % size : end] for end in ends])
@@ -243,42 +353,89 @@ def run_simuleval(
     return read_instances(folder / "instances.log")
 
 
-def table(found: Sequence[Evaluated]) -> tuple[list[str], list[list[str]]]:
-    """The scores, a row for each policy."""
-    timed = any(each.scores.computation_aware for each in found)
+@dataclass(frozen=True)
+class Table:
+    """Scores, a row for each policy."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def tables(found: Sequence[Evaluated]) -> list[Table]:
+    """The scores; where it was measured, latency with computing; and what OmniSTEval found."""
     is_speech = any(each.real_time_factor is not None for each in found)
-    columns = ["policy", *COLUMNS]
-    columns += ["LAAL_CA", "LAAL real time"] if timed else []
-    columns += ["RTF"] if is_speech else []
-    rows = []
+    columns, rows = ["policy", *METRICS], []
     for each in found:
-        scores = each.scores
-        values = {"BLEU": scores.bleu, "chrF": scores.chrf, **scores.latency}
-        row = [each.policy, *(f"{values.get(name, float('nan')):.2f}" for name in COLUMNS)]
-        for series in (scores.computation_aware, scores.real_time) if timed else ():
-            row.append(f"{series.get('LAAL', float('nan')):.2f}")
+        values = {"BLEU": each.scores.bleu, "chrF": each.scores.chrf, **each.scores.latency}
+        rows.append([each.name, *_numbers(values, METRICS)])
         if is_speech:
-            row.append(f"{each.real_time_factor:.3f}")
-        rows.append(row)
-    return columns, rows
+            rows[-1].append(f"{each.real_time_factor:.3f}")
+    shown = [Table("", columns + ["RTF"] * is_speech, rows)]
+    timed = [each for each in found if each.scores.computation_aware]
+    latencies = [name for name in METRICS if name in LATENCIES]
+    for title, series in (
+        ("With all computing added (CA)", [each.scores.computation_aware for each in timed]),
+        ("With computing in real time", [each.scores.real_time for each in timed]),
+    ):
+        rows = [
+            [each.name, *_numbers(values, latencies)]
+            for each, values in zip(timed, series, strict=True)
+        ]
+        shown += [Table(title, ["policy", *latencies], rows)] if rows else []
+    rows = [[each.name, *_numbers(each.omnisteval, METRICS)] for each in found if each.omnisteval]
+    shown += [Table("OmniSTEval", columns, rows)] if rows else []
+    return shown
 
 
-def _write(config: EvalConfig, part: str, found: Sequence[Evaluated], unit: str) -> None:
-    results = [
-        {
-            "policy": each.policy,
-            "seconds": each.seconds,
-            "real_time_factor": each.real_time_factor,
-            **each.scores.to_json(),
-        }
-        for each in found
-    ]
-    facts = {"config": asdict(config), "part": part, "unit": unit, "results": results}
+def _numbers(values: Mapping[str, float], names: Sequence[str]) -> list[str]:
+    found = (values.get(name, math.nan) for name in names)
+    return ["" if math.isnan(value) else f"{value:.2f}" for value in found]
+
+
+def _write_log(path: Path, instances: Sequence[Instance]) -> None:
+    lines = [json.dumps(_logged(instance)) for instance in instances]
+    write_whole(path, "".join(f"{line}\n" for line in lines))
+
+
+def _write(task: Task, found: Sequence[Evaluated]) -> None:
+    config, unit = task.config, task.unit
+    results = []
+    for each in found:
+        positions, seconds, sizes = cost_curve(each.steps)
+        cost = {f"{unit}_read": positions, "step_seconds": seconds, "state_bytes": sizes}
+        results.append(
+            {
+                "policy": each.name,
+                "seconds": each.seconds,
+                "real_time_factor": each.real_time_factor,
+                **each.scores.to_json(),
+                "omnisteval": each.omnisteval,
+                "cost": cost if each.steps else None,
+            }
+        )
+    facts = {"config": asdict(config), "part": task.part, "unit": unit, "results": results}
     write_json(config.output / "results.json", facts)
-    signature = found[0].scores.bleu_signature
-    text = f"{found[0].scores.sentences} sentences of {part}, latency in {unit}, {signature}"
-    write_whole(config.output / "results.md", f"{markdown_table(*table(found))}\n\n{text}\n")
-    _plot(found, unit, f"{config.run.name} on {part}").savefig(config.output / "curve.png", dpi=150)
+    parts = [
+        (f"**{table.title}**\n\n" if table.title else "")
+        + markdown_table(table.columns, table.rows)
+        for table in tables(found)
+    ]
+    parts.append(
+        f"{found[0].scores.sentences} sentences of {task.part}, latency in {unit}\n\n"
+        + "\n".join(f"    {line}" for line in signatures(found[0].scores))
+    )
+    write_whole(config.output / "results.md", "\n\n".join(parts) + "\n")
+    title = f"{config.run.name} on {task.part}"
+    _plot(found, unit, title).savefig(config.output / "curve.png", dpi=150)
+    if config.long_form is not None:
+        curves = {each.name: each.steps for each in found}
+        plot_cost(curves, unit, title).savefig(config.output / "cost.png", dpi=150)
+
+
+def signatures(scores: Scores) -> list[str]:
+    """How sacrebleu came to its scores, in its own words."""
+    return [f"BLEU {scores.bleu_signature}", f"chrF {scores.chrf_signature}"]
 
 
 def _plot(found: Sequence[Evaluated], unit: str, title: str) -> Figure:
@@ -287,7 +444,7 @@ def _plot(found: Sequence[Evaluated], unit: str, title: str) -> Figure:
     points = [(each.scores.latency.get("LAAL", 0), each.scores.bleu) for each in found]
     axes.plot(*zip(*sorted(points), strict=True), marker="o", color="#d55e00")
     for each, point in zip(found, points, strict=True):
-        axes.annotate(each.policy, point, xytext=(5, -12), textcoords="offset points", fontsize=8)
+        axes.annotate(each.name, point, xytext=(5, -12), textcoords="offset points", fontsize=8)
     axes.set_xlabel(f"latency: LAAL ({unit})")
     axes.set_ylabel("quality: BLEU")
     axes.grid(color="#dddddd", linewidth=0.6)
@@ -301,5 +458,7 @@ def _size(sentence: Sentence) -> int:
 
 
 def _logged(instance: Instance) -> dict[str, Any]:
-    found = asdict(instance)
-    return found | {"prediction_length": len(instance.delays)}
+    found = asdict(instance) | {"prediction_length": len(instance.delays)}
+    if instance.end is None:  # Not part of a stream: only what SimulEval writes.
+        del found["end"], found["times"]
+    return found

@@ -10,6 +10,9 @@ with d_i >= X (else H):
     DAL   = 1/H sum_i d'_i - (i - 1) X / H       d'_i = max(d_i, d'_{i-1} + X / H)
     YAAL  = LAAL over the words with d_i < X alone; undefined if there is none
 
+Of a sentence that is part of a stream (`leap.tasks.simul.longform`) delays count from its
+beginning, and YAAL goes on to the end of the stream.
+
 The numbers are those of SimulEval 1.1.4 and OmniSTEval, which need not be installed.
 """
 
@@ -60,9 +63,17 @@ def differentiable_average_lagging(delays: Delays, source: Amount, reference: in
     return _mean_lag(spoken, pace)
 
 
-def yet_another_average_lagging(delays: Delays, source: Amount, reference: int) -> Amount:
-    """YAAL: LAAL of the words that came before the source ended; NaN if none did."""
-    ended = next((i for i, delay in enumerate(delays) if delay >= source), len(delays))
+def yet_another_average_lagging(
+    delays: Delays, source: Amount, reference: int, end: Amount | None = None
+) -> Amount:
+    """YAAL: LAAL of the words that came before the source ended; NaN if none did.
+
+    Args:
+        delays, source, reference: as for AL.
+        end: of the stream that the sentence is part of, if it is, counted from its own beginning.
+    """
+    last = source if end is None else end
+    ended = next((i for i, delay in enumerate(delays) if delay >= last), len(delays))
     if not ended:
         return math.nan
     return _mean_lag(delays[:ended], source / max(reference, len(delays)))
@@ -75,6 +86,9 @@ LATENCIES: Mapping[str, Callable[[Delays, Amount, int], Amount]] = {
     "DAL": differentiable_average_lagging,
     "YAAL": yet_another_average_lagging,
 }
+
+METRICS = ("BLEU", "chrF", "LAAL", "AL", "DAL", "AP", "YAAL")
+"""In the order in which they are shown."""
 
 
 def real_time(delays: Delays, elapsed: Delays) -> list[Amount]:
@@ -109,6 +123,10 @@ class Instance:
     as for text."""
     index: int = 0
     source: Any = ""
+    times: Delays = ()
+    """Of a sentence that is part of a stream: when each word really came (`real_time`)."""
+    end: Amount | None = None
+    """Of a sentence that is part of a stream: where the stream ends, from the sentence's start."""
 
     @property
     def is_timed(self) -> bool:
@@ -130,7 +148,8 @@ class Instance:
         if not times:
             raise InputError(f"sentence {self.index} has no words, so no word has a delay")
         lengths = self.source_length, self.reference_length
-        return {name: lag(times, *lengths) for name, lag in LATENCIES.items()}
+        found = {name: lag(times, *lengths) for name, lag in LATENCIES.items()}
+        return found | {"YAAL": yet_another_average_lagging(times, *lengths, self.end)}
 
 
 @dataclass(frozen=True)
@@ -187,7 +206,8 @@ def score(instances: Sequence[Instance], tokenize: str = "13a") -> Scores:
         latency=_mean(instance.latency() for instance in written),
         computation_aware=_mean(instance.latency(instance.elapsed) for instance in timed),
         real_time=_mean(
-            instance.latency(real_time(instance.delays, instance.elapsed)) for instance in timed
+            instance.latency(instance.times or real_time(instance.delays, instance.elapsed))
+            for instance in timed
         ),
         sentences=len(instances),
         empty=len(instances) - len(written),
