@@ -61,7 +61,7 @@ def test_values_taken_by_the_weights_are_what_each_layer_gave(name):
         v = layer.split(layer.v_proj(x))
         if isinstance(layer, LeapAttention):
             taken = found.weights[:, i] @ layer.norm(v)
-            assert_close(layer.join(layer.focus(x).gate.unsqueeze(-1) * taken), y)
+            assert_close(layer.o_proj(layer.join(layer.focus(x).gate.unsqueeze(-1) * taken)), y)
         else:
             assert isinstance(layer, LeapformerAttention | SoftmaxAttention)
             assert_close(layer.o_proj(layer.join(found.weights[:, i] @ v)), y)

@@ -51,7 +51,7 @@ CAUSAL = {
         for name in FORMULATIONS
         for window in (None, 4)
     },
-    "leap-projected": (LeapAttention, {"output_projection": True, "bias": True, "rescale": None}),
+    "leap-bias": (LeapAttention, {"bias": True, "rescale": None}),
 }
 BIDIRECTIONAL = {
     **{

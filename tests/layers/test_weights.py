@@ -89,11 +89,12 @@ def leap_output(layer, x, name, weights):
         queries = layer.norm(layer.heads(x, "q"))
         mean_query = additive_attention_reference(focus.query_logits, queries, layer.window)
         return layer.join((weights @ layer.norm(mean_query * layer.heads(x, "k"))) * v)
-    taken = weights @ (layer.norm(v) if name in ("leap-1.0", "leap-elu") else v)
+    taken = weights @ (layer.norm(v) if name == "leap-1.0" else v)
     if focus.gate is None:
         return layer.join(taken)
     gate = focus.gate if focus.gate.ndim == 4 else focus.gate.unsqueeze(-1)
-    return layer.join(gate * taken)
+    joined = layer.join(gate * taken)
+    return layer.o_proj(joined) if name == "leap-mixed" else joined
 
 
 @pytest.mark.parametrize("window", [None, 1, 4])

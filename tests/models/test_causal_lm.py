@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCac
 
 import leap
 from leap.errors import FileError, InputError
-from leap.models import LeapForCausalLM, LeapformerForCausalLM, StateCache
+from leap.models import LeapForCausalLM, LeapformerConfig, LeapformerForCausalLM, StateCache
 
 
 def make_ids(*shape, seed=0):
@@ -273,3 +273,23 @@ def test_bfloat16_stays_close_and_finite(kind, make_model):
 def test_public_names_are_at_the_top():
     assert leap.LeapForCausalLM is LeapForCausalLM
     assert leap.LeapformerForCausalLM is LeapformerForCausalLM
+
+
+@pytest.mark.parametrize("attention", ["leapformer", "leap", "softmax"])
+def test_layers_begin_by_adding_little_to_the_residual_stream(attention):
+    config = LeapformerConfig(
+        vocab_size=10, hidden_size=64, n_layer=8, attention=attention, initializer_range=0.1
+    )
+    for layer in LeapformerForCausalLM(config).model.layers:
+        block = layer.block
+        assert_close(block.feed_forward[0].weight.std().item(), 0.1, rtol=0.1, atol=0)
+        for last in (block.feed_forward[3], block.attention.o_proj):
+            assert_close(last.weight.std().item(), 0.1 / 4, rtol=0.1, atol=0)
+
+
+def test_proportions_begin_apart():
+    config = LeapformerConfig(vocab_size=10, hidden_size=64, n_layer=2)
+    for layer in LeapformerForCausalLM(config).model.layers:
+        x = torch.randn(1, 100, 64)
+        p = layer.block.attention.q_proportion(layer.block.attention.split(x))
+        assert p.std() > 0.02

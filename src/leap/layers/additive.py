@@ -2,7 +2,7 @@
 
     G(l, U)_i = sum_j exp(l_j) U_j / sum_j exp(l_j)        over i - window < j <= i
 
-One kernel, `leap.ops.additive_attention`, under five formulations, which differ in the focus l, in
+One kernel, `leap.ops.additive_attention`, under six formulations, which differ in the focus l, in
 what is averaged, and in what becomes of the mean (tau = c / w; norm to mean 0 and variance 1):
 
     additive     l = u . v / sqrt(w)              y = G(l, v)
@@ -10,8 +10,12 @@ what is averaged, and in what becomes of the mean (tau = c / w; norm to mean 0 a
     leap-1.0     l = tau norm(f) . norm(k)        y = sigmoid(tau norm(q) . K) V          c = 10
                  [K, V] = G(l, [norm(k), norm(v)])
     leap-elu     exp(l) = elu(tau f . k) + 1      as leap-1.0 with no norms     tau = 1 / sqrt(w)
+    leap-mixed   as leap-elu, and then y = W [all heads' y]
     fastformer   Q = A(q, u_q), K = A(Q k, u_k), y = K v                                  c = 5
                  A(x, u) = G(tau norm(x) . norm(u), norm(x))
+
+The original, of which these are the others, has nothing like the last: its heads never meet, and
+what they give is added to the residual stream as it is. On WikiText-2 it learns best of them.
 
 In the bidirectional form the sum is over |i - j| < window.
 
@@ -98,7 +102,7 @@ class FastformerState(Recurrent):
 
 
 class LeapAttention(Attention):
-    """LEAP's attention, global or over a window, in one of the original's formulations.
+    """LEAP's attention, global or over a window, in one of its formulations.
 
     Args:
         hidden_size, n_head: width of all heads together, and their number.
@@ -106,10 +110,10 @@ class LeapAttention(Attention):
             keeps no state.
         window: how many tokens are seen, the token itself included; None for all. In the
             bidirectional form it lies on either side.
-        formulation: "additive", "leap-0.1", "leap-1.0", "leap-elu" or "fastformer".
+        formulation: "leap-mixed", or one of the original's: "additive", "leap-0.1", "leap-1.0",
+            "leap-elu" or "fastformer".
         rescale: c, by default the formulation's; None for no norms, and tau = 1 / sqrt(w).
         alibi: lower the focus of tokens with their distance, in each head at a rate of its own.
-        output_projection: mix the heads at the end, which the original does not.
         bias: of the projections.
         dropout: share of the attended values to drop.
     """
@@ -121,10 +125,9 @@ class LeapAttention(Attention):
         *,
         form: Literal["causal", "bidirectional"] = "causal",
         window: int | None = None,
-        formulation: str = "leap-1.0",
+        formulation: str = "leap-mixed",
         rescale: float | Literal["default"] | None = "default",
         alibi: bool = False,
-        output_projection: bool = False,
         bias: bool = False,
         dropout: float = 0.0,
     ) -> None:
@@ -154,7 +157,8 @@ class LeapAttention(Attention):
             self.add_module(f"{name}_proj", nn.Linear(hidden_size, hidden_size, bias=bias))
         for name in self.formulation.vectors:
             self.register_parameter(name, nn.Parameter(torch.empty(n_head, self.head_width)))
-        self.o_proj = nn.Linear(hidden_size, hidden_size, bias=bias) if output_projection else None
+        mixes = self.formulation.mixes
+        self.o_proj = nn.Linear(hidden_size, hidden_size, bias=bias) if mixes else None
         self.dropout = dropout
         self.reset_parameters()
 
@@ -362,6 +366,8 @@ class Formulation:
     """c, if it has norms."""
     nests: bool = False
     """Whether it averages twice, and so keeps two states."""
+    mixes: bool = False
+    """Whether heads are mixed at the end."""
 
     def state_kind(self, window: int | None) -> type[Recurrent]:
         """What a layer of this formulation keeps of the past."""
@@ -370,11 +376,14 @@ class Formulation:
         return FocusState if window is None else WindowState
 
 
+leap_elu = partial(leap_1_0, log_weight=log_elu_plus_one)
+
 FORMULATIONS: dict[str, Formulation] = {
     "additive": Formulation(additive, "v", vectors=("u",)),
     "leap-0.1": Formulation(leap_0_1, "qkvg", rescale=5.0),
     "leap-1.0": Formulation(leap_1_0, "qfkv", rescale=10.0),
-    "leap-elu": Formulation(partial(leap_1_0, log_weight=log_elu_plus_one), "qfkv"),
+    "leap-elu": Formulation(leap_elu, "qfkv"),
+    "leap-mixed": Formulation(leap_elu, "qfkv", mixes=True),
     "fastformer": Formulation(
         fastformer, "qkv", vectors=("q_focus", "k_focus"), rescale=5.0, nests=True
     ),

@@ -65,6 +65,11 @@ class LeapformerPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
     _can_record_outputs = {"hidden_states": Layer}  # noqa: RUF012
 
+    def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
+        # Of code outside transformers, modules without parameters of their own are passed over,
+        # lest what was loaded be drawn again. `init` sees to that, and some of ours have a say.
+        super()._initialize_weights(module, is_custom_code=False)
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -78,6 +83,12 @@ class LeapformerPreTrainedModel(PreTrainedModel):
         elif isinstance(module, LeapAttention):
             for name in module.formulation.vectors:
                 init.normal_(module.get_parameter(name), std=self.config.initializer_range)
+        elif isinstance(module, Layer):
+            # As in GPT-2: the more layers add to the residual stream, the less each begins with.
+            std = self.config.initializer_range / math.sqrt(2 * self.config.n_layer)
+            last = [module.block.feed_forward[3], getattr(module.block.attention, "o_proj", None)]
+            for linear in filter(None, last):
+                init.normal_(linear.weight, std=std)
 
 
 class LeapformerBody(LeapformerPreTrainedModel):

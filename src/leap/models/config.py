@@ -85,7 +85,7 @@ class LeapformerConfig(PreTrainedConfig):
     normaliser: str = "denominator"
     gate: str | None = None
     attention_eps: float = 1e-6
-    formulation: str = "leap-1.0"
+    formulation: str = "leap-mixed"
     rescale: float | str | None = "default"
     attention_bias: bool = True
     hidden_act: str = "gelu"

@@ -61,8 +61,8 @@ class MechanismConfig:
     """Attention: leapformer, leap, cosformer, linear, softmax; gpt2 for Hugging Face's GPT-2; or
     several with commas, one a layer, over and over (leap,leapformer)."""
     formulation: str | None = None
-    """Formulation of LEAP layers: leap-1.0, leap-0.1, leap-elu, additive, fastformer; by default
-    the best."""
+    """Formulation of LEAP layers: leap-mixed, leap-1.0, leap-0.1, leap-elu, additive, fastformer;
+    by default the first, which did best."""
     windows: str = "doubling"
     """Windows of LEAP layers: doubling (4, 8, 16, ..., the last layer global), global, or one a
     layer (4,8,global)."""
