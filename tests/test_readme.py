@@ -4,7 +4,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "docs/guides/lra.md", "docs/guides/ops.md", "docs/guides/simul.md"]
+PAGES = [
+    "README.md",
+    "docs/guides/lm.md",
+    "docs/guides/lra.md",
+    "docs/guides/ops.md",
+    "docs/guides/simul.md",
+]
 
 
 def blocks(page):

@@ -51,14 +51,14 @@ class CompareConfig(Recipe, SizeConfig, TextConfig):
         "gpt2",
         "leap:global",
         "leap:windowed",
-        "leap:windowed:leap-elu",
+        "leap:windowed:leap-1.0",
         "leapformer",
         "cosformer",
         "linear",
         "hybrid",
     )
     """Models: gpt2, or an attention with options after colons: for leap global or windowed, and a
-    formulation (leap:windowed:leap-elu); for any a kind of position (leapformer:rotary). Several
+    formulation (leap:windowed:leap-1.0); for any a kind of position (leapformer:rotary). Several
     attentions with commas take turns; hybrid is leap,leapformer."""
     data: str | None = "wikitext-2"
     """Text, as for leap lm train."""
