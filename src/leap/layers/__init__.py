@@ -6,6 +6,7 @@ Every layer is called in one way, `layer(x, state=None) -> (y, state)`, see `lea
 from leap.layers.additive import FORMULATIONS, FastformerState, Focus, LeapAttention
 from leap.layers.attention import Attention
 from leap.layers.block import Block, FeedForward
+from leap.layers.dropout import Dropout
 from leap.layers.fastformer import FastformerAttention
 from leap.layers.leapformer import LeapformerAttention
 from leap.layers.proportion import FixedProportion, LearnedProportion
@@ -15,6 +16,7 @@ __all__ = [
     "FORMULATIONS",
     "Attention",
     "Block",
+    "Dropout",
     "FastformerAttention",
     "FastformerState",
     "FeedForward",

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from leap.layers.attention import Attention
+from leap.layers.dropout import Dropout
 from leap.ops.state import State
 
 
@@ -39,7 +40,7 @@ class Block(nn.Module):
         width = attention.hidden_size
         self.attention_norm = nn.LayerNorm(width, eps=norm_eps)
         self.attention = attention
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.feed_forward_norm = nn.LayerNorm(width, eps=norm_eps)
         self.feed_forward = FeedForward(width, feed_forward_size or 4 * width, dropout, bias=bias)
 
@@ -66,7 +67,7 @@ class FeedForward(nn.Sequential):
         super().__init__(
             nn.Linear(width, hidden, bias=bias),
             nn.GELU(),
-            nn.Dropout(dropout),
+            Dropout(dropout),
             nn.Linear(hidden, width, bias=bias),
-            nn.Dropout(dropout),
+            Dropout(dropout),
         )

@@ -18,7 +18,7 @@ from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from leap.errors import InputError
-from leap.layers import Block, LeapAttention, LearnedProportion
+from leap.layers import Block, Dropout, LeapAttention, LearnedProportion
 from leap.layers.attention import Form, token_positions
 from leap.layers.proportion import HeadLinear
 from leap.models.adaptive import AdaptiveEmbedding
@@ -110,7 +110,7 @@ class LeapformerBody(LeapformerPreTrainedModel):
             )
         )
         self.embed_positions = _position_embedding(config)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
         self.layers = nn.ModuleList(Layer(config, i, self.form) for i in range(config.n_layer))
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.gradient_checkpointing = False

@@ -21,7 +21,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from leap.errors import InputError
-from leap.layers import FeedForward
+from leap.layers import Dropout, FeedForward
 from leap.layers.attention import token_positions
 from leap.models.body import LeapformerPreTrainedModel
 from leap.models.cache import StateCache
@@ -67,7 +67,7 @@ class TranslationLayer(GradientCheckpointingLayer):
         self.feed_forward = FeedForward(
             width, config.intermediate_size or 4 * width, config.hidden_dropout_prob
         )
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(
         self,
@@ -109,7 +109,7 @@ class Decoder(LeapformerPreTrainedModel):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.embed_positions = position_embedding(config)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
         self.layers = nn.ModuleList(TranslationLayer(config, i) for i in range(config.n_layer))
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.gradient_checkpointing = False

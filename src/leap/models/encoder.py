@@ -18,7 +18,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from leap.errors import InputError
-from leap.layers import Block
+from leap.layers import Block, Dropout
 from leap.layers.attention import token_positions
 from leap.models.body import LeapformerPreTrainedModel, SinusoidalPositions
 from leap.models.seq2seq_config import LeapformerSeq2SeqConfig, LeapformerSpeechConfig
@@ -58,7 +58,7 @@ class Encoder(LeapformerPreTrainedModel):
         super().__init__(config)
         assert config.encoder_layers is not None  # settled by the config
         self.embed_positions = position_embedding(config)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
         self.layers = nn.ModuleList(EncoderLayer(config, i) for i in range(config.encoder_layers))
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.gradient_checkpointing = False
