@@ -30,7 +30,7 @@ from leap.ops.state import State, load_states, save_states, state
 from leap.tasks.simul.model import Translator, load_run
 from leap.tasks.simul.policies import Offline, Policy, read_policy
 from leap.tasks.simul.sources import Chunk, Source, SpeechSource, TextSource
-from leap.tasks.simul.vocabulary import BOS, EOS, PAD, UNK, Vocabulary, Words
+from leap.tasks.simul.vocabulary import BOS, EOS, PAD, SPACE, UNK, Vocabulary, Words
 
 SPELLS_NOTHING = (BOS, PAD, UNK)
 FEW = 10
@@ -101,6 +101,7 @@ class Interpreter:
         self.reset = reset
         start = model.config.decoder_start_token_id
         self.start = BOS if start is None else start
+        self.space = vocabulary.pieces.index(SPACE) if SPACE in vocabulary.pieces else None
         self.cross: Any = model.get_decoder().layers[-1].cross_attention
         if policy.window and not isinstance(self.cross, DotProductAttention):
             raise ConfigError(f"{policy.name} needs a cross-attention whose weights are known")
@@ -159,13 +160,16 @@ class Interpreter:
         Args:
             last: one for each row.
             states: of the rows.
-            may_end: whether a row may end here.
+            may_end: whether a row may end here; if not, it has to say something.
         """
         with self._watched() as seen:
             logits, after = self.model.write(last.unsqueeze(1), states)
         scores = logits[:, -1].clone()
         scores[:, list(SPELLS_NOTHING)] = -torch.inf
-        scores[~may_end.to(scores.device), EOS] = -torch.inf
+        must_say = ~may_end.to(scores.device)
+        scores[must_say, EOS] = -torch.inf
+        if self.space is not None:  # One space after another says nothing either.
+            scores[must_say & (last == self.space), self.space] = -torch.inf
         attention = None
         if self.policy.window:
             shares = self.cross.shares(
@@ -225,6 +229,8 @@ class Row:
     """Pieces of this sentence."""
     is_heard: bool = False
     """Whether there was anything but silence in this sentence."""
+    is_said: bool = False
+    """Whether anything of this sentence's translation was written that spells something."""
     is_ended: bool = False
     """Whether all of this sentence has been read."""
     drafts: list[list[int]] = field(default_factory=list)
@@ -245,6 +251,7 @@ class Row:
         """Write one more piece."""
         self.last = piece
         self.n_written += 1
+        self.is_said |= self.words.vocabulary.pieces[piece] != SPACE
         self.new += self.words.push(piece)
         if len(self.words.held) >= LONGEST_WORD:
             self.new += self.words.finish()
@@ -253,7 +260,7 @@ class Row:
         """End the sentence, its last word being complete, and begin another."""
         self.new += self.words.finish()
         self.last, self.n_read, self.n_written = start, 0, 0
-        self.is_heard = self.is_ended = False
+        self.is_heard = self.is_said = self.is_ended = False
         self.drafts = []
 
     def handed_out(self) -> list[str]:
@@ -271,7 +278,7 @@ class Row:
 
     def kept(self) -> Kept:
         """All there is to save."""
-        counts = [self.last, self.n_read, self.n_written, int(self.is_heard)]
+        counts = [self.last, self.n_read, self.n_written, int(self.is_heard), int(self.is_said)]
         drafts = [piece for draft in self.drafts for piece in (*draft, EOS)]
         parts = {"counts": counts, "held": self.words.held, "drafts": drafts}
         tensors = {
@@ -283,8 +290,8 @@ class Row:
         """Go on from what was saved."""
         if (kept.frames is None) == isinstance(self.source, SpeechSource):
             raise AttributeError("another kind of source")
-        self.last, self.n_read, self.n_written, is_heard = kept.counts[0].tolist()
-        self.is_heard = bool(is_heard)
+        self.last, self.n_read, self.n_written, is_heard, is_said = kept.counts[0].tolist()
+        self.is_heard, self.is_said = bool(is_heard), bool(is_said)
         self.words.held = kept.held[0].tolist()
         draft: list[int] = []
         for piece in kept.drafts[0].tolist():
@@ -485,7 +492,7 @@ class StreamPool:
     ) -> tuple[list[int], States, Tensor | None]:
         """The likeliest next pieces. A source that holds something has a translation."""
         given = [self.rows[i].last for i in rows] if last is None else last
-        may_end = [not self.rows[i].is_ended or self.rows[i].n_written > 0 for i in rows]
+        may_end = [not self.rows[i].is_ended or self.rows[i].is_said for i in rows]
         pieces, after, attention = self.interpreter.write(
             torch.tensor(given, device=self.interpreter.model.device),
             states,
