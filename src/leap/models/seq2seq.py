@@ -335,12 +335,15 @@ class LeapformerForSpeechSeq2Seq(LeapformerForSeq2SeqLM):
         input_features: Tensor | None = None,
         attention_mask: Tensor | None = None,
         decoder_input_ids: Tensor | None = None,
+        labels: Tensor | None = None,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
         """As `LeapformerForSeq2SeqLM.forward`, of frames of speech `[b, n, n_bins]`."""
+        # Trainer looks at the names here to find out what the labels are.
         return super().forward(
             input_features=input_features,
             attention_mask=attention_mask,
             decoder_input_ids=decoder_input_ids,
+            labels=labels,
             **kwargs,
         )

@@ -10,6 +10,7 @@ from numpy.testing import assert_array_equal
 from leap.errors import FileError
 from leap.tasks.simul.audio import (
     Resampler,
+    decode_sound,
     read_frames,
     read_sound,
     resample,
@@ -115,3 +116,11 @@ def test_features_that_are_none_are_named(tmp_path):
     (tmp_path / "flat.npy").write_bytes(content.getvalue())
     with pytest.raises(FileError, match="no frames of features"):
         read_frames(Audio(tmp_path / "flat.npy"))
+
+
+def test_a_sound_file_in_memory_is_read_like_one_on_disk(tmp_path):
+    write_sound(tmp_path / "hum.wav", np.linspace(-0.5, 0.5, 800, dtype=np.float32), 8000)
+    content = (tmp_path / "hum.wav").read_bytes()
+    assert np.array_equal(decode_sound(content), read_sound(tmp_path / "hum.wav"))
+    with pytest.raises(FileError, match="no sound file"):
+        decode_sound(b"RIFF")

@@ -1,14 +1,21 @@
 """From a prepared corpus to a run folder."""
 
 import json
+from dataclasses import replace
+from random import Random
 
 import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from leap.errors import ConfigError, FileError
-from leap.tasks.simul.model import load_run
-from leap.tasks.simul.prepare import PrepareConfig, prepare
+from leap.tasks.simul import prepare as preparing
+from leap.tasks.simul.corpus import Corpus, Sentence
+from leap.tasks.simul.data import TokenBatches
+from leap.tasks.simul.evaluate import EvalConfig, evaluate
+from leap.tasks.simul.model import build_model, load_run, take_encoder
+from leap.tasks.simul.parallel import write_parallel
+from leap.tasks.simul.prepare import PrepareConfig, load_prepared, prepare
 from leap.tasks.simul.train import TrainConfig, train
 
 SMALL = {
@@ -29,6 +36,41 @@ SMALL = {
 def numbers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data") / "numbers"
     prepare(PrepareConfig(limit=60, vocabulary=120, output=folder))
+    return folder
+
+
+DIGITS = {"one": "eins", "two": "zwei", "three": "drei", "four": "vier", "five": "fuenf"}
+
+
+@pytest.fixture(scope="module")
+def spoken(tmp_path_factory, tones):
+    """Digits, two or three in a row, each of them a chord of its own."""
+    chance = Random(0)
+    parts = {
+        part: [
+            Sentence(" ".join(words), " ".join(DIGITS[word] for word in words))
+            for words in (chance.choices(list(DIGITS), k=chance.randint(2, 3)) for _ in range(n))
+        ]
+        for part, n in {"train": 80, "valid": 10, "test": 10}.items()
+    }
+    folder = tmp_path_factory.mktemp("data")
+    write_parallel(Corpus("digits", "en", "de", parts), folder / "text")
+    settings = {"corpus": "text", "data": folder / "text", "vocabulary": 40}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preparing, "speaker", lambda language, seed: tones)
+        prepare(PrepareConfig(**settings, speak=True, output=folder / "spoken"))
+    return folder / "spoken"
+
+
+OF_SPEECH = {"tokens": 800, "subsampling": 2, "augment": None, "learning_rate": 0.01}
+
+
+@pytest.fixture(scope="module")
+def recogniser(spoken, tmp_path_factory):
+    """A run on the transcripts."""
+    folder = tmp_path_factory.mktemp("runs") / "recogniser"
+    settings = SMALL | OF_SPEECH | {"target": "transcript"}
+    train(TrainConfig(**settings, data=spoken, output=folder))
     return folder
 
 
@@ -76,7 +118,8 @@ def test_epochs_are_passes_over_the_batches(numbers, tmp_path):
     settings = SMALL | {"steps": None, "epochs": 1.0, "evaluate_every": 100}
     metrics = train(TrainConfig(**settings, data=numbers, output=tmp_path / "run"))
     seen = sum(1 for row in metrics["history"] if "loss" in row)
-    assert metrics["steps"] == seen == 5
+    batches = TokenBatches(load_prepared(numbers).dataset("train"), SMALL["tokens"])
+    assert metrics["steps"] == seen == batches.per_pass > 2
 
 
 def test_each_attention_can_be_another(numbers, tmp_path):
@@ -102,3 +145,68 @@ def test_what_cannot_be_read_is_an_error_that_says_so(trained, tmp_path):
         load_run(tmp_path)
     with pytest.raises(ConfigError, match="tokens=0"):
         TrainConfig(tokens=0)
+
+
+def test_speech_can_be_learnt_and_streamed(spoken, tmp_path):
+    settings = {"hidden_size": 32, "feed_forward_size": 64, "steps": 100, "evaluate_every": 50}
+    settings |= {"dropout": 0.0, "label_smoothing": 0.0}
+    config = TrainConfig(**SMALL | OF_SPEECH | settings, data=spoken, output=tmp_path / "run")
+    metrics = train(config)
+    first = next(row["loss"] for row in metrics["history"] if "loss" in row)
+    assert metrics["best_loss"] < 0.2 * first
+    found = evaluate(
+        EvalConfig(
+            run=tmp_path / "run", data=spoken, waits=(3, "offline"), output=tmp_path / "scores"
+        )
+    )
+    assert [each.scores.empty for each in found] == [0, 0]
+    assert min(each.scores.chrf for each in found) > 60  # Of untrained models it is below 20.
+
+
+def test_a_recogniser_writes_what_is_said(spoken, recogniser):
+    prepared = load_prepared(spoken)
+    told, translated = (
+        prepared.dataset("test", target=target)[0] for target in ("transcript", "translation")
+    )
+    sentence = prepared.sentences("test")[0]
+    assert prepared.vocabulary.decode(told["labels"].tolist()) == sentence.source
+    assert prepared.vocabulary.decode(translated["labels"].tolist()) == sentence.target
+    assert torch.equal(told["labels"][:-1], told["transcript"])
+    assert load_run(recogniser)[0].ctc_head is not None
+
+
+def test_translation_begins_with_the_encoder_of_a_recogniser(spoken, recogniser, tmp_path):
+    settings = SMALL | OF_SPEECH | {"learning_rate": 1e-9, "steps": 3, "average": 1}
+    config = TrainConfig(**settings, data=spoken, encoder_from=recogniser, output=tmp_path / "run")
+    train(config)
+    old, new = load_run(recogniser)[0], load_run(tmp_path / "run")[0]
+    for name, value in old.model.encoder.state_dict().items():
+        torch.testing.assert_close(new.model.encoder.state_dict()[name], value)
+    torch.testing.assert_close(new.ctc_head.weight, old.ctc_head.weight)
+    assert not torch.allclose(new.lm_head.weight, old.lm_head.weight, atol=1e-2)
+
+
+def test_an_encoder_that_does_not_fit_is_refused(spoken, numbers, recogniser, trained):
+    speech, text = load_prepared(spoken).vocabulary, load_prepared(numbers).vocabulary
+    config = TrainConfig(**SMALL | OF_SPEECH)
+    for change, message in (
+        ({"hidden_size": 32}, "has hidden_size=16, and this model 32; train both with the same"),
+        ({"encoder_layers": 2}, "has encoder_layers=1, and this model 2"),
+        ({"subsampling": 3}, "has n_subsampling=2, and this model 3"),
+        ({"encoder_attention": "softmax"}, "has encoder_attention=leapformer, and this model soft"),
+    ):
+        model = build_model(replace(config, **change), speech, 80)
+        with pytest.raises(ConfigError, match=message):
+            take_encoder(model, speech, recogniser)
+    with pytest.raises(ConfigError, match="reads speech, and this model text"):
+        take_encoder(build_model(config, text), text, recogniser)
+    with pytest.raises(ConfigError, match="knows other pieces of words"):
+        take_encoder(build_model(config, speech), speech, trained)
+    with pytest.raises(FileError, match="no finished run at"):
+        take_encoder(build_model(config, speech, 80), speech, spoken.parent)
+
+
+def test_text_has_no_transcript_to_write(numbers, tmp_path):
+    config = TrainConfig(**SMALL, data=numbers, target="transcript", output=tmp_path / "run")
+    with pytest.raises(ConfigError, match="target=transcript is for speech"):
+        train(config)

@@ -50,6 +50,15 @@ def read_sound(audio: Audio | Path, rate: int = RATE) -> Samples:
     return resample(mix(samples), found, rate)
 
 
+def decode_sound(content: bytes, rate: int = RATE) -> Samples:
+    """The recording that the bytes of a sound file hold, as `read_sound` gives it."""
+    try:
+        samples, found = _import("soundfile").read(io.BytesIO(content), dtype="float32")
+    except RuntimeError as error:
+        raise FileError(f"these bytes are no sound file ({first_line(error)})") from error
+    return resample(mix(samples), found, rate)
+
+
 def sound_facts(path: Path) -> tuple[int, int]:
     """How many samples a sound file has, and how many a second."""
     if not path.is_file():

@@ -114,11 +114,15 @@ class Reader:
         return Corpus(name, source_language, target_language, parts, self.left_out)
 
 
-def with_held_out(corpus: Corpus) -> Corpus:
+def with_held_out(corpus: Corpus, share: float = HELD_OUT) -> Corpus:
     """The corpus with the parts `valid` and `test`, cut off `train` where it has none.
 
     A sentence's part depends on its source alone, so one that occurs twice is not learnt in one
     place and tested in another.
+
+    Args:
+        corpus: of which `train` is cut.
+        share: of the sentences, in each part.
     """
     parts = dict(corpus.parts)
     if not parts.get("train"):
@@ -127,8 +131,8 @@ def with_held_out(corpus: Corpus) -> Corpus:
     missing += [] if parts.keys() - {"train", "valid"} else ["test"]
     for number, part in enumerate(missing):
         train = parts["train"]
-        kept = [sentence for sentence in train if _share(sentence, number) >= HELD_OUT]
-        held_out = [sentence for sentence in train if _share(sentence, number) < HELD_OUT]
+        kept = [sentence for sentence in train if _share(sentence, number) >= share]
+        held_out = [sentence for sentence in train if _share(sentence, number) < share]
         if not held_out or not kept:
             raise FileError(
                 f"{corpus.name} has {len(train)} sentences, too few to hold some out; give more, "

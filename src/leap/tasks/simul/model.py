@@ -99,6 +99,54 @@ def build_model(
     return LeapformerForSpeechSeq2Seq(LeapformerSpeechConfig(**options, **speech))
 
 
+ENCODER_SETTINGS = (
+    "hidden_size",
+    "intermediate_size",
+    "encoder_layers",
+    "n_heads",
+    "encoder_attention",
+    "position_embedding",
+    "n_bins",
+    "n_subsampling",
+)
+"""What two models must have in common for one to begin with the other's encoder."""
+
+
+def take_encoder(model: Translator, vocabulary: Vocabulary, run: Path) -> None:
+    """Give a new model the encoder of a run, and its head for transcripts where both have one.
+
+    Args:
+        model: changed in place.
+        vocabulary: of the new model. One that reads text, or tells transcripts, must have the
+            run's pieces to take what knows them.
+        run: the run folder, of recognition for one.
+
+    Raises:
+        ConfigError: if the encoders are not of one size and kind.
+    """
+    other, its_vocabulary = load_run(run)
+    if type(other) is not type(model):
+        raise ConfigError(
+            f"encoder_from={run} reads {_source(other)}, and this model {_source(model)}"
+        )
+    for name in ENCODER_SETTINGS:
+        theirs, ours = (getattr(each.config, name, None) for each in (other, model))
+        if theirs != ours:
+            raise ConfigError(
+                f"encoder_from={run} has {name}={theirs}, and this model {ours}; train both with "
+                "the same"
+            )
+    same_pieces = its_vocabulary.pieces == vocabulary.pieces
+    if not same_pieces and _source(model) == "text":
+        raise ConfigError(
+            f"encoder_from={run} knows other pieces of words; prepare the data with "
+            f"--use-vocabulary {run}/model"
+        )
+    model.model.encoder.load_state_dict(other.model.encoder.state_dict())
+    if same_pieces and model.ctc_head is not None and other.ctc_head is not None:
+        model.ctc_head.load_state_dict(other.ctc_head.state_dict())
+
+
 def load_run(path: Path) -> tuple[Translator, Vocabulary]:
     """The model of a run folder, ready to translate, and its vocabulary.
 
@@ -145,6 +193,10 @@ def save_model(
         if extractor is not None:
             extractor.save_pretrained(str(folder))
     vocabulary.save(folder)
+
+
+def _source(model: Translator) -> str:
+    return "speech" if isinstance(model, LeapformerForSpeechSeq2Seq) else "text"
 
 
 def _one_a_layer(names: str, n_layer: int) -> str | list[str]:

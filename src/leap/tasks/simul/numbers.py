@@ -18,7 +18,7 @@ def numbers_corpus(
     n_test: int = 200,
     *,
     largest: int = 999,
-    longest: int = 4,
+    longest: int = 3,
     seed: int = 0,
 ) -> Corpus:
     """Sentences of a few numbers each, no two of them the same.

@@ -27,10 +27,11 @@ from leap.tasks.simul.features import SpecAugment
 from leap.tasks.simul.must_c import read_must_c
 from leap.tasks.simul.numbers import numbers_corpus
 from leap.tasks.simul.parallel import read_multi30k, read_parallel
+from leap.tasks.simul.prompts import TARGETS, prompts_sound, read_prompts
 from leap.tasks.simul.s2t import read_part, read_s2t, write_config, write_part
 from leap.tasks.simul.simuleval import write_simuleval
 from leap.tasks.simul.speak import speaker
-from leap.tasks.simul.speech import Progress, Store, estimate, store_speech
+from leap.tasks.simul.speech import Progress, SoundOf, Store, estimate, store_speech
 from leap.tasks.simul.vocabulary import (
     SENTENCEPIECE,
     Vocabulary,
@@ -57,9 +58,12 @@ class PrepareConfig:
     Work that was stopped goes on from where it was.
     """
 
-    corpus: Literal["numbers", "multi30k", "text", "must-c", "covost", "s2t"] = "numbers"
-    """numbers needs no file; multi30k lies in the folder of data sets; the others where --data
-    says: parallel text, MuST-C, CoVoST 2, or fairseq's speech-to-text manifests."""
+    corpus: Literal[
+        "numbers", "multi30k", "asterisk-prompts", "text", "must-c", "covost", "s2t"
+    ] = "numbers"
+    """numbers needs no file; multi30k and asterisk-prompts (half an hour of recordings) lie in the
+    folder of data sets; the others where --data says: parallel text, MuST-C, CoVoST 2, or fairseq's
+    speech-to-text manifests."""
     data: Path | None = None
     """Folder of the corpus; of text, also one file with a tab between the languages."""
     source: str = "en"
@@ -71,8 +75,9 @@ class PrepareConfig:
     store: Store = "features"
     """What to keep of speech to train on: frames as float16, or sound that frames are made of when
     they are needed (of a corpus of recordings that is its own files)."""
-    vocabulary: int = 6000
-    """Pieces of words, for both languages together; fewer if the text has not so many."""
+    vocabulary: int | None = None
+    """Pieces of words, for both languages together; fewer if the text has not so many. By default
+    6000, and 130 of numbers, which are then spelt in parts: neun, hundertvier, und, zig."""
     pieces: Literal["bpe", "unigram"] = "bpe"
     """How SentencePiece finds them."""
     use_vocabulary: Path | None = None
@@ -93,9 +98,12 @@ class PrepareConfig:
             raise ConfigError(f"corpus={self.corpus} takes no data; leave it out")
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"limit={self.limit} must be 1 or more")
-        if self.corpus in ("numbers", "multi30k") and (self.source, self.target) != ("en", "de"):
+        known = {"numbers": ("de",), "multi30k": ("de",), "asterisk-prompts": TARGETS}
+        targets = known.get(self.corpus)
+        if targets is not None and (self.source != "en" or self.target not in targets):
             raise ConfigError(
-                f"corpus={self.corpus} is from en to de, not {self.source} to {self.target}"
+                f"corpus={self.corpus} is from en to {' or '.join(targets)}, not {self.source} to "
+                f"{self.target}"
             )
 
 
@@ -123,16 +131,37 @@ class Prepared:
             )
         return read_part(self.folder / f"{part}.tsv")
 
-    def dataset(self, part: str, augment: SpecAugment | None = None) -> TextPairs | SpeechPairs:
+    def dataset(
+        self,
+        part: str,
+        augment: SpecAugment | None = None,
+        target: Literal["translation", "transcript"] = "translation",
+    ) -> TextPairs | SpeechPairs:
         """One part, to train on or to measure with.
 
         Args:
             part: its name.
             augment: put gaps into speech.
+            target: what is to be written; of speech, this may be what is said.
         """
+        sentences = self.sentences(part)
+        if target == "transcript":
+            sentences = self._transcribed(sentences, part)
         if self.extractor is None:
-            return TextPairs(self.sentences(part), self.vocabulary)
-        return SpeechPairs(self.sentences(part), self.vocabulary, self.extractor, augment)
+            return TextPairs(sentences, self.vocabulary)
+        return SpeechPairs(sentences, self.vocabulary, self.extractor, augment)
+
+    def _transcribed(self, sentences: list[Sentence], part: str) -> list[Sentence]:
+        """Those of which it is known what is said, with that as their target."""
+        if self.extractor is None:
+            raise ConfigError(
+                f"target=transcript is for speech, and {self.folder} holds text; prepare it with "
+                "--speak"
+            )
+        found = [replace(each, target=each.source) for each in sentences if each.source]
+        if not found:
+            raise FileError(f"the part {part} of {self.folder} does not tell what is said")
+        return found
 
 
 def prepare(config: PrepareConfig, progress: Progress | None = None) -> Prepared:
@@ -153,6 +182,8 @@ def read_corpus(config: PrepareConfig) -> Corpus:
         corpus = numbers_corpus(config.limit or 10_000, seed=config.seed)
     elif config.corpus == "multi30k":
         corpus = read_multi30k()
+    elif config.corpus == "asterisk-prompts":
+        corpus = read_prompts(config.target)
     else:
         assert config.data is not None
         corpus = READERS[config.corpus](config.data, config.source, config.target)
@@ -187,13 +218,11 @@ def _prepare(
 ) -> None:
     path = folder.path
     extractor = None
-    if config.speak or corpus.is_spoken:
+    sound_of = _sound_of(config, corpus)
+    if sound_of is not None or corpus.is_spoken:
         extractor = LeapformerFeatureExtractor()
-        if config.speak:
-            sound_of = speaker(corpus.source_language, config.seed)
+        if sound_of is not None:
             corpus = store_speech(corpus, path, sound_of, extractor, config.store, progress)
-        elif config.store == "features":
-            corpus = store_speech(corpus, path, _recording, extractor, config.store, progress)
         statistics = estimate(corpus.parts["train"], extractor)
         statistics.save(path / "gcmvn.npz")
         extractor = LeapformerFeatureExtractor(mean=statistics.mean, std=statistics.std)
@@ -224,6 +253,15 @@ def _prepare(
     )
 
 
+def _sound_of(config: PrepareConfig, corpus: Corpus) -> SoundOf | None:
+    """What gives the sound that is to be stored; None if there is none, or it lies in files."""
+    if config.speak:
+        return speaker(corpus.source_language, config.seed)
+    if config.corpus == "asterisk-prompts":
+        return prompts_sound()
+    return _recording if corpus.is_spoken and config.store == "features" else None
+
+
 def _recording(part: str, sentence: Sentence) -> tuple[Samples, str]:
     if sentence.audio is None:
         raise FileError("it has no recording")
@@ -233,7 +271,8 @@ def _recording(part: str, sentence: Sentence) -> tuple[Samples, str]:
 def _vocabulary(config: PrepareConfig, corpus: Corpus) -> Vocabulary:
     given = config.use_vocabulary
     if given is None:
-        return train_vocabulary(texts(corpus.parts["train"]), config.vocabulary, config.pieces)
+        size = config.vocabulary or (130 if config.corpus == "numbers" else 6000)
+        return train_vocabulary(texts(corpus.parts["train"]), size, config.pieces)
     if given.is_dir():
         inside = given / "vocabulary"
         return load_vocabulary(inside if inside.is_dir() else given)

@@ -9,7 +9,7 @@ from transformers import set_seed
 from leap.errors import ConfigError
 from leap.tasks.simul.data import TokenBatches
 from leap.tasks.simul.features import SPEC_AUGMENT
-from leap.tasks.simul.model import ModelConfig, Translator, build_model, save_model
+from leap.tasks.simul.model import ModelConfig, Translator, build_model, save_model, take_encoder
 from leap.tasks.simul.paths import Collate, Drawn, Paths
 from leap.tasks.simul.prepare import Prepared, load_prepared
 from leap.training import Fitted, Progress, Recipe, RunFolder, fit, plot_curves, processes
@@ -27,6 +27,12 @@ class TrainConfig(Recipe, Paths, ModelConfig):
     """Folder that leap simul prepare has written."""
     output: Path = Path("runs/simul")
     """Run folder: settings, checkpoints, model, results, learning curve."""
+    target: Literal["translation", "transcript"] = "translation"
+    """What to write: the translation; or, of speech, what is said, which is learnt sooner and makes
+    an encoder to begin translation with."""
+    encoder_from: Path | None = None
+    """Run whose encoder to begin with, as one that was trained on the transcripts; its sizes must
+    be the same."""
     tokens: int | None = None
     """Pieces of the longer side in a batch, or frames of speech, padding counted; by default 4096
     and 16384."""
@@ -70,6 +76,8 @@ def train(config: TrainConfig, progress: Progress | None = None) -> dict[str, An
         model = build_model(
             config, prepared.vocabulary, None if extractor is None else extractor.feature_size
         )
+        if config.encoder_from is not None:
+            take_encoder(model, prepared.vocabulary, config.encoder_from)
         folder.create({"sentences": read_json(config.data / "data.json")["text"]})
 
     fitted = _fit(config, model, prepared, folder, progress)
@@ -101,7 +109,8 @@ def _fit(
     is_spoken = prepared.extractor is not None
     tokens = config.tokens or (16384 if is_spoken else 4096)
     gaps = None if config.augment is None else SPEC_AUGMENT[config.augment]
-    train, valid = prepared.dataset("train", gaps), prepared.dataset("valid")
+    train = prepared.dataset("train", gaps, target=config.target)
+    valid = prepared.dataset("valid", target=config.target)
     n_steps = config.n_steps(TokenBatches(train, tokens).per_pass)
     collate = Collate(
         config.waits,
