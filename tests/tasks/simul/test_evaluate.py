@@ -23,7 +23,7 @@ from leap.tasks.simul.longform import join, sound_of, translate_long
 from leap.tasks.simul.metrics import read_instances, score
 from leap.tasks.simul.prepare import PrepareConfig, prepare
 from leap.tasks.simul.simuleval import write_simuleval
-from leap.tasks.simul.stream import load_interpreter
+from leap.tasks.simul.stream import LONGEST_WORD, load_interpreter
 
 pytestmark = pytest.mark.usefixtures("shapes_unchecked")  # Thousands of small steps.
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("shapes_unchecked")  # Thousands of small s
 @pytest.fixture(scope="module")
 def numbers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data") / "numbers"
-    return prepare(PrepareConfig(limit=60, vocabulary=120, output=folder))
+    return prepare(PrepareConfig(limit=60, vocabulary=150, output=folder))
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def told(instances):
 
 def test_an_evaluation_leaves_scores_logs_and_a_curve(numbers, run, tmp_path):
     config = EvalConfig(
-        run=run, data=numbers.folder, waits=(1, "offline"), limit=6, output=tmp_path
+        run=run, data=numbers.folder, waits=(1, "offline"), limit=3, output=tmp_path
     )
     found = evaluate(config)
     assert [each.name for each in found] == ["wait-1", "offline"]
@@ -60,18 +60,18 @@ def test_an_evaluation_leaves_scores_logs_and_a_curve(numbers, run, tmp_path):
 
 
 def test_pools_give_the_words_and_delays_of_streams_alone(numbers, run):
-    sentences = numbers.sentences("test")[:7]
+    sentences = numbers.sentences("test")[:5]
     interpreter = load_interpreter(run, "wait-2")
-    alone, pooled = (translate(interpreter, sentences, batch=size) for size in (1, 4))
+    alone, pooled = (translate(interpreter, sentences, batch=size) for size in (1, 3))
     assert told(alone) == told(pooled)
-    assert [each.index for each in pooled] == list(range(7))
+    assert [each.index for each in pooled] == list(range(5))
 
 
 def test_simulevals_own_command_gives_the_same_for_text(numbers, run, tmp_path):
     pytest.importorskip("simuleval", reason="SimulEval is not installed")
-    ours = {"run": run, "data": numbers.folder, "waits": (2,), "limit": 5}
+    ours = {"run": run, "data": numbers.folder, "waits": (2,), "limit": 3}
     (found,) = evaluate(EvalConfig(**ours, output=tmp_path / "ours"))
-    source, target = write_simuleval(tmp_path, "test", numbers.sentences("test")[:5])
+    source, target = write_simuleval(tmp_path, "test", numbers.sentences("test")[:3])
     command = [Path(sys.executable).with_name("simuleval")]
     command += ["--agent-class", "leap.tasks.simul.agents.TextAgent", "--run", run]
     command += ["--policy", "wait-2", "--source", source, "--target", target]
@@ -134,7 +134,7 @@ def test_latency_with_computing_is_told_where_it_was_measured(spoken):
 
 
 def test_text_in_long_form_is_one_stream(numbers, run):
-    sentences = numbers.sentences("test")[:4]
+    sentences = numbers.sentences("test")[4:8]
     interpreter = load_interpreter(run, "wait-2")
     found = translate_long(interpreter, sentences)
     source = [word for sentence in sentences for word in sentence.source.split()]
@@ -145,7 +145,8 @@ def test_text_in_long_form_is_one_stream(numbers, run):
     assert found.delays == [i for i, words in enumerate(expected, start=1) for _ in words]
     assert [step.position for step in found.steps] == list(range(1, len(source) + 1))
     assert sum(found.spans[-1]) == found.length == len(source)
-    assert max(step.state_bytes for step in found.steps) < found.steps[0].state_bytes + 500
+    sizes = [step.state_bytes for step in found.steps]
+    assert max(sizes) - min(sizes) <= 8 * LONGEST_WORD  # Pieces of a word that is not complete.
     cut = found.cut(10)
     assert " ".join(each.prediction for each in cut if each.prediction) == " ".join(found.words)
     assert [each.index for each in cut] == [10, 11, 12, 13]
@@ -188,7 +189,7 @@ def test_sentences_are_joined_up_to_a_size(numbers, spoken):
 
 def test_long_form_has_the_scores_of_omnisteval_and_shows_its_cost(numbers, run, tmp_path):
     pytest.importorskip("omnisteval", reason="OmniSTEval is not installed")
-    config = {"run": run, "data": numbers.folder, "waits": (2,), "limit": 6, "omnisteval": True}
+    config = {"run": run, "data": numbers.folder, "waits": (2,), "limit": 4, "omnisteval": True}
     found = evaluate(EvalConfig(**config, long_form=12, reset=6, output=tmp_path))
     assert [each.name for each in found] == ["wait-2", "wait-2 reset 6"]
     assert found[0].scores != found[1].scores
@@ -206,7 +207,7 @@ def test_long_form_has_the_scores_of_omnisteval_and_shows_its_cost(numbers, run,
 
 def test_short_form_has_the_scores_of_omnisteval(numbers, run, tmp_path):
     pytest.importorskip("omnisteval", reason="OmniSTEval is not installed")
-    config = {"run": run, "data": numbers.folder, "waits": (2,), "limit": 6, "omnisteval": True}
+    config = {"run": run, "data": numbers.folder, "waits": (2,), "limit": 4, "omnisteval": True}
     (found,) = evaluate(EvalConfig(**config, output=tmp_path))
     ours = {"BLEU": found.scores.bleu, "chrF": found.scores.chrf, **found.scores.latency}
     assert found.omnisteval == pytest.approx(ours, abs=1e-4)

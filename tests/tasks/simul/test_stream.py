@@ -179,6 +179,14 @@ def test_a_pool_gives_each_stream_what_it_has_alone(vocabulary, policy, speech):
     assert alone[0] and alone[2] == ""
 
 
+def test_what_a_policy_does_not_trust_is_not_written(vocabulary):
+    wary, bold = (make(vocabulary, TailMass(share)).stream() for share in (1e-9, 1.0))
+    for stream in (wary, bold):
+        stream.push(TEXT + " ")
+    assert wary._row.n_written == 0 < bold._row.n_written
+    assert wary.finish()
+
+
 def test_streams_can_join_a_pool_and_leave_it(vocabulary):
     interpreter = make(vocabulary, "wait-2", attention="softmax")
     first, second = TEXT.split(), ["seven", "nine", "one", "five"]
@@ -205,11 +213,11 @@ def test_a_stream_can_be_forked_and_saved_in_the_middle(vocabulary, policy, spee
         stream = interpreter.stream()
         words = stream.push(source[:cut])
         stream.save(tmp_path / "stream.safetensors")
-        fork = stream.fork()
+        fork, twin = stream.fork(), stream.fork()
         fork.push(source[: cut // 2])  # Another way: no harm to the stream.
         fork.finish()
         loaded = interpreter.load(tmp_path / "stream.safetensors")
-        for each in (stream, loaded):
+        for each in (stream, twin, loaded):
             assert " ".join([*words, *each.push(source[cut:]), *each.finish()]) == expected
     other = make(vocabulary, policy, speech=not speech)
     with pytest.raises(FileError, match="no stream of this"):

@@ -39,7 +39,15 @@ from leap.tasks.simul.longform import (
     sound_of,
     translate_long,
 )
-from leap.tasks.simul.metrics import LATENCIES, METRICS, Instance, Scores, read_instances, score
+from leap.tasks.simul.metrics import (
+    LATENCIES,
+    METRICS,
+    Instance,
+    Scores,
+    read_instances,
+    score,
+    without_nan,
+)
 from leap.tasks.simul.paths import Wait
 from leap.tasks.simul.policies import Policy, read_policy, waiting
 from leap.tasks.simul.prepare import load_prepared
@@ -410,7 +418,7 @@ def _write(task: Task, found: Sequence[Evaluated]) -> None:
                 "seconds": each.seconds,
                 "real_time_factor": each.real_time_factor,
                 **each.scores.to_json(),
-                "omnisteval": each.omnisteval,
+                "omnisteval": each.omnisteval and without_nan(each.omnisteval),
                 "cost": cost if each.steps else None,
             }
         )

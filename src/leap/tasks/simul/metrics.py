@@ -174,10 +174,13 @@ class Scores:
         """For a file; what is undefined is null there."""
         found = asdict(self)
         for kind in ("latency", "computation_aware", "real_time"):
-            found[kind] = {
-                name: None if math.isnan(value) else value for name, value in found[kind].items()
-            }
+            found[kind] = without_nan(found[kind])
         return found
+
+
+def without_nan(values: Mapping[str, Amount]) -> dict[str, Amount | None]:
+    """The same with None for what is undefined, as JSON has it."""
+    return {name: None if math.isnan(value) else value for name, value in values.items()}
 
 
 def score(instances: Sequence[Instance], tokenize: str = "13a") -> Scores:

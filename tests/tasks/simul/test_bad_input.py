@@ -1,0 +1,120 @@
+"""What a user may give by mistake, from the command line: one line that says what is wrong."""
+
+import io
+import shutil
+
+import numpy as np
+import pytest
+
+from leap.cli import main
+from leap.tasks.simul.audio import write_sound
+from leap.tasks.simul.prepare import PrepareConfig, prepare
+from leap.tasks.simul.vocabulary import train_vocabulary
+
+pytestmark = pytest.mark.usefixtures("shapes_unchecked")
+SPEECH_TABLE = "id\taudio\tn_frames\ttgt_text\tspeaker\n"
+
+
+@pytest.fixture(scope="module")
+def speech_run(random_run, tmp_path_factory, vocabulary):
+    return random_run(tmp_path_factory.mktemp("speech"), vocabulary, speech=True)
+
+
+@pytest.fixture(scope="module")
+def text_run(random_run, tmp_path_factory, vocabulary):
+    return random_run(tmp_path_factory.mktemp("text"), vocabulary)
+
+
+@pytest.fixture
+def fails(capsys):
+    def fail(*arguments):
+        with pytest.raises(SystemExit) as leaving:
+            main(["simul", *map(str, arguments)])
+        said = capsys.readouterr().err
+        assert leaving.value.code == 1
+        assert said.startswith("leap: ") and said.count("\n") == 1
+        return said
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"this is no sound", "is no sound file that can be read"),
+        (b"", "is no sound file that can be read"),
+        (b"RIFF\x24\0\0\0WAVEfmt ", "is no sound file that can be read"),
+        (None, "no sound file at"),
+    ],
+    ids=["text", "empty", "cut-off", "missing"],
+)
+def test_a_wav_that_is_none(speech_run, fails, tmp_path, content, message):
+    path = tmp_path / "talk.wav"
+    if content is not None:
+        path.write_bytes(content)
+    said = fails("stream", "--run", speech_run, "--sound", path)
+    assert message in said and str(path) in said
+
+
+def test_a_wav_without_samples(speech_run, fails, tmp_path):
+    write_sound(tmp_path / "empty.wav", np.zeros(0, np.float32))
+    assert "empty.wav holds no sound" in fails(
+        "stream", "--run", speech_run, "--sound", tmp_path / "empty.wav"
+    )
+
+
+@pytest.mark.parametrize("rate", [8000, 48000])
+@pytest.mark.parametrize("channels", [1, 2])
+def test_other_rates_and_stereo_are_translated(speech_run, tmp_path, capsys, rate, channels):
+    tone = np.sin(np.arange(rate) * 2 * np.pi * 440 / rate).astype(np.float32) / 2
+    sound = tone if channels == 1 else np.stack([tone, 0 * tone], axis=1)
+    write_sound(tmp_path / "talk.wav", sound, rate)
+    main(["simul", "stream", "--run", str(speech_run), "--sound", str(tmp_path / "talk.wav")])
+    shown = capsys.readouterr()
+    assert shown.out.strip() and "ms behind" in shown.err
+
+
+def test_silence_has_no_translation(speech_run, tmp_path, capsys):
+    write_sound(tmp_path / "silence.wav", np.zeros(16000, np.float32))
+    main(["simul", "stream", "--run", str(speech_run), "--sound", str(tmp_path / "silence.wav")])
+    shown = capsys.readouterr()
+    assert shown.out == "\n" and shown.err == ""
+
+
+def test_a_manifest_without_a_column(fails, tmp_path):
+    (tmp_path / "train.tsv").write_text("id\taudio\tspeaker\n")
+    said = fails("prepare", "--corpus", "s2t", "--data", tmp_path, "--output", tmp_path / "out")
+    assert "train.tsv has no column" in said
+
+
+def test_a_manifest_whose_files_are_missing(fails, tmp_path):
+    (tmp_path / "train.tsv").write_text(f"{SPEECH_TABLE}a\tgone.wav\t100\teins\tx\n")
+    said = fails("prepare", "--corpus", "s2t", "--data", tmp_path, "--output", tmp_path / "out")
+    assert "gone.wav" in said
+
+
+def test_a_vocabulary_of_another_model(text_run, fails, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(text_run, run)
+    other = train_vocabulary(["one two three four five six seven"], size=30)
+    other.save(run)
+    said = fails("stream", "--run", run)
+    assert "but the vocabulary has" in said and "it was trained with" in said
+
+
+def test_a_source_that_ends_in_the_middle_of_a_word(text_run, capsys, monkeypatch):
+    shown = []
+    for text in ("one hundred sev", "one hundred sev\n"):
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        main(["simul", "stream", "--run", str(text_run), "--no-lag"])
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1] and shown[0].strip()
+
+
+def test_a_test_that_does_not_fit_the_model(text_run, speech_run, fails, tmp_path):
+    prepare(PrepareConfig(limit=20, vocabulary=300, output=tmp_path / "data"))
+    options = ("--data", tmp_path / "data", "--limit", "1", "--output", tmp_path / "out")
+    assert "not of one kind of source" in fails("eval", "--run", speech_run, *options)
+    assert "no part talks" in fails("eval", "--run", text_run, *options, "--part", "talks")
+    assert "no finished run at" in fails("eval", "--run", tmp_path / "gone", *options)
+    assert "no finished folder" in fails("eval", "--run", text_run, "--data", tmp_path)
