@@ -172,10 +172,29 @@ def test_speech_in_long_form_has_pauses(spoken):
     cut = found.cut(0)
     assert all(each.is_timed for each in cut if each.delays)
     assert cut[1].end == pytest.approx(len(whole) / 16 - 700)
-    # What was computed is not added up along the stream.
-    for each in cut:
-        late = [time - delay for time, delay in zip(each.times, each.delays, strict=True)]
-        assert all(0 <= lag <= 1000 * sum(s.seconds for s in found.steps) for lag in late)
+    # Computing is added to what was heard, but not up along the stream.
+    costs = {step.position: 1000 * step.seconds for step in found.steps}
+    for delay, time, total in zip(found.delays, found.times, found.elapsed, strict=True):
+        assert delay + costs[delay] - 1e-6 <= time <= total + 1e-6
+    times = [
+        time + begin
+        for each, (begin, _) in zip(cut, found.spans, strict=True)
+        for time in each.times
+    ]
+    assert times == pytest.approx(found.times)
+
+
+def test_computing_in_a_long_stream_overlaps_with_listening(spoken, monkeypatch):
+    run, sentences = spoken
+    interpreter = load_interpreter(run, "offline")  # One word, or a few, after many steps.
+    clock = iter(range(10**6))
+    # Each look at the clock is a tenth of a second after the one before.
+    monkeypatch.setattr("leap.tasks.simul.longform.time.perf_counter", lambda: next(clock) / 10)
+    found = translate_long(interpreter, sentences, pause=0)
+    assert [step.position for step in found.steps][-2:] == [1280, found.length]
+    # The last stretch is short, so it waits for the one before it.
+    assert found.times[-1] == pytest.approx(1280 + 100 + 100)
+    assert found.elapsed[-1] == pytest.approx(found.length + 100 * len(found.steps))
 
 
 def test_sentences_are_joined_up_to_a_size(numbers, spoken):

@@ -17,7 +17,7 @@ from leap.errors import ConfigError
 from leap.models.fbank import Samples
 from leap.tasks.simul.audio import read_sound
 from leap.tasks.simul.corpus import Sentence
-from leap.tasks.simul.metrics import Amount, Instance, real_time
+from leap.tasks.simul.metrics import Amount, Instance
 from leap.tasks.simul.resegment import resegment
 from leap.tasks.simul.stream import Interpreter
 
@@ -48,6 +48,9 @@ class Translated:
     words: list[str] = field(default_factory=list)
     delays: list[Amount] = field(default_factory=list)
     elapsed: list[Amount] = field(default_factory=list)
+    """Of each word of speech, its delay and all computing up to it; of text, 0."""
+    times: list[Amount] = field(default_factory=list)
+    """Of each word of speech, when it really came, as computing goes on while listening."""
     steps: list[Step] = field(default_factory=list)
 
     @property
@@ -77,16 +80,15 @@ class Translated:
         found: list[list[int]] = [[] for _ in references]
         for i, place in enumerate(resegment(self.words, references)):
             found[place].append(i)
-        times = real_time(self.delays, self.elapsed) if any(self.elapsed) else []
-        end = sum(self.spans[-1])
+        end, is_timed = sum(self.spans[-1]), bool(self.times)
         return [
             Instance(
                 prediction=" ".join(self.words[i] for i in chosen),
                 reference=sentence.target,
                 delays=[self.delays[i] - begin for i in chosen],
                 source_length=length,
-                elapsed=[self.elapsed[i] - begin for i in chosen] if times else [0] * len(chosen),
-                times=[times[i] - begin for i in chosen] if times else (),
+                elapsed=[self.elapsed[i] - begin if is_timed else 0 for i in chosen],
+                times=[self.times[i] - begin for i in chosen] if is_timed else (),
                 index=index,
                 source=sentence.source,
                 end=end - begin,
@@ -155,18 +157,20 @@ def translate_long(
         rate = interpreter.extractor.sampling_rate
         joined = _sound(sentences, rate, pause, found.spans, tell)
         parts = _blocks(joined, -(-segment * rate // 1000), rate)
-    spent = 0.0
+    is_speech = interpreter.extractor is not None
+    spent = now = 0.0
     for part, position, is_last in parts:
         started = time.perf_counter()
         words = stream.push(part)
         if is_last:
             words += stream.finish()
         cost = time.perf_counter() - started
-        spent += cost
+        spent += 1000 * cost
+        now = max(now, position) + 1000 * cost  # As in `real_time`, but for every step.
         found.words += words
         found.delays += [position] * len(words)
-        timed = position + 1000 * spent if interpreter.extractor is not None else 0
-        found.elapsed += [timed] * len(words)
+        found.elapsed += [position + spent if is_speech else 0] * len(words)
+        found.times += [now] * len(words) if is_speech else []
         found.steps.append(Step(index, position, cost, stream.n_bytes))
     return found
 
@@ -247,7 +251,7 @@ def plot_cost(curves: dict[str, Sequence[Step]], unit: str, title: str) -> Figur
     below.set_ylabel("state (KiB)")
     below.set_xlabel(f"place in the stream ({unit})")
     for axes in (above, below):
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
         axes.grid(color="#dddddd", linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
     above.legend(frameon=False)
