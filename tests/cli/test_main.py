@@ -1,4 +1,7 @@
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -61,3 +64,12 @@ def test_stopping_it_is_one_line(capsys, monkeypatch):
 
     monkeypatch.setattr(cli, "_run", stop)
     assert run(capsys) == (130, "", "leap: stopped\n")
+
+
+def test_a_reader_that_leaves_early_is_not_told_of_it():
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "leap.cli", "lm", "presets"]
+    with os.fdopen(write) as gone:
+        done = subprocess.run(command, stdout=gone, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "")

@@ -5,6 +5,7 @@ that no task waits for what another needs. A verb of a task is an entry of the m
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -43,7 +44,13 @@ class Verb:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command, as given on the command line, and exit with 1 if it cannot be done."""
     try:
-        _run(sys.argv[1:] if arguments is None else arguments)
+        try:
+            _run(sys.argv[1:] if arguments is None else arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # Whoever was reading has seen enough, as head does.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
     except LeapError as error:
         _fail(str(error), code=1)
     except KeyboardInterrupt:
