@@ -41,13 +41,13 @@ class ModelConfig:
     """Width."""
     feed_forward_size: int = 512
     """Width of the feed-forward layers."""
-    n_layer: int = 3
+    n_layer: int = 2
     """Layers of the decoder."""
-    encoder_layers: int = 3
+    encoder_layers: int = 2
     """Layers of the encoder."""
     n_head: int = 4
     """Heads of each attention."""
-    dropout: float = 0.2
+    dropout: float = 0.1
     """Share of activations dropped in training."""
     label_smoothing: float = 0.1
     """Share of a label that is spread over all pieces in training."""

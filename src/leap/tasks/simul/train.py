@@ -15,6 +15,8 @@ from leap.tasks.simul.prepare import Prepared, load_prepared
 from leap.training import Fitted, Progress, Recipe, RunFolder, fit, plot_curves, processes
 from leap.training.folder import read_json
 
+DEFAULT_STEPS = 800
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(Recipe, Paths, ModelConfig):
@@ -34,17 +36,21 @@ class TrainConfig(Recipe, Paths, ModelConfig):
     """Run whose encoder to begin with, as one that was trained on the transcripts; its sizes must
     be the same."""
     tokens: int | None = None
-    """Pieces of the longer side in a batch, or frames of speech, padding counted; by default 4096
+    """Pieces of the longer side in a batch, or frames of speech, padding counted; by default 1024
     and 16384."""
     augment: Literal["lb", "ld", "sm", "ss"] | None = "lb"
     """Of speech: gaps to put into it, by SpecAugment's names."""
 
+    steps: int | None = None
+    """Optimiser steps; 800 unless epochs are given, which the numbers are learnt in."""
     batch: int = 1
     """Batches of so many tokens in each step, over all processes and accumulated parts."""
     learning_rate: float = 3e-3
     """Peak learning rate of AdamW."""
     betas: tuple[float, float] = (0.9, 0.98)
     """How slowly AdamW's means of the gradient and of its square change."""
+    evaluate_every: int = 100
+    """Steps between looks at held-out text, each of which leaves a checkpoint to go on from."""
     average: int = 5
     """Checkpoints, the last ones, whose mean is tried too; it is taken if it does best."""
 
@@ -53,6 +59,12 @@ class TrainConfig(Recipe, Paths, ModelConfig):
         Paths.__post_init__(self)
         if self.tokens is not None and self.tokens < 1:
             raise ConfigError(f"tokens={self.tokens} must be 1 or more")
+
+    def n_steps(self, n_items: int) -> int:
+        """Optimiser steps over so many batches."""
+        if self.steps is None and self.epochs is None:
+            return DEFAULT_STEPS
+        return super().n_steps(n_items)
 
 
 def train(config: TrainConfig, progress: Progress | None = None) -> dict[str, Any]:
@@ -107,7 +119,7 @@ def _fit(
     progress: Progress | None,
 ) -> Fitted:
     is_spoken = prepared.extractor is not None
-    tokens = config.tokens or (16384 if is_spoken else 4096)
+    tokens = config.tokens or (16384 if is_spoken else 1024)
     gaps = None if config.augment is None else SPEC_AUGMENT[config.augment]
     train = prepared.dataset("train", gaps, target=config.target)
     valid = prepared.dataset("valid", target=config.target)
