@@ -12,7 +12,7 @@ import pytest
 from leap.cli import main
 from leap.errors import ConfigError, FileError, InputError
 from leap.tasks.simul import live
-from leap.tasks.simul.audio import write_sound
+from leap.tasks.simul.audio import read_sound, write_sound
 from leap.tasks.simul.live import Ended, StreamConfig, Written, translate
 from leap.tasks.simul.microphone import Heard
 from leap.tasks.simul.stream import load_interpreter
@@ -126,13 +126,14 @@ def test_a_microphone_gives_what_a_file_gives(speech_run, tmp_path, tone, monkey
     command = ["simul", "stream", "--run", str(speech_run), "--policy", "wait-1/4", "--no-lag"]
     main([*command, "--sound", str(tmp_path / "mono.wav")])
     expected = capsys.readouterr().out
+    spoken = read_sound(tmp_path / "mono.wav", 16000)  # Rounded to 16 bits, as the file is.
     asked = {}
 
     def listen(stopped, **options):
         asked.update(options)
-        for i, start in enumerate(range(0, len(tone), 5120)):
+        for i, start in enumerate(range(0, len(spoken), 5120)):
             assert not stopped()
-            samples = tone[start : start + 5120]
+            samples = spoken[start : start + 5120]
             yield Heard(samples, len(samples) / 16000, float(i))
         signal.raise_signal(signal.SIGINT)  # Ctrl-C.
         assert stopped()
