@@ -511,9 +511,10 @@ def test_scaling_a_query_changes_no_digit():
     assert torch.equal(scaled, expected)
 
 
-def test_autocast_rounds_nothing():
-    inputs = make_qkv(50, dtype=torch.float32), make_proportions(50, dtype=torch.float32)
-    gate, visible = -torch.rand(2, 3, 50), torch.arange(50) + 1
+@pytest.mark.parametrize("t", [50, 150], ids=["square", "chunks"])
+def test_autocast_rounds_nothing(t):
+    qkv, ps = make_qkv(t, dtype=torch.float32), make_proportions(t, dtype=torch.float32)
+    gate, visible = -torch.rand(2, 3, t), torch.arange(t) + 1
 
     def every(q, k, v, p, s):
         o, state = causal_proportional_attention(q, k, v, p, s)
@@ -523,12 +524,15 @@ def test_autocast_rounds_nothing():
             causal_linear_attention(q, k, v, log_gate=gate)[0],
             linear_attention(q, k, v),
             staircase_linear_attention(q, k, v, visible),
-            *torch.autograd.grad(o.square().sum(), (q, k, v, p, s)),
         )
 
-    expected = every(*inputs[0], *inputs[1])
+    expected = every(*qkv, *ps)
     with torch.autocast("cpu", torch.bfloat16):
-        actual = every(*inputs[0], *inputs[1])
+        actual = every(*qkv, *ps)
+    expected, actual = (
+        (*each, *torch.autograd.grad(each[0].square().sum(), (*qkv, *ps)))
+        for each in (expected, actual)
+    )
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 

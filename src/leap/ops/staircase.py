@@ -20,7 +20,7 @@ from torch import Tensor
 
 from leap.errors import InputError
 from leap.ops.checks import shape
-from leap.ops.linear import causal_linear_attention, check_inputs
+from leap.ops.linear import causal_linear_attention, check_inputs, square
 from leap.ops.linear.chunked import normalised, unit_scale
 from leap.ops.state import accumulator, as_given, mask_tokens
 
@@ -50,6 +50,9 @@ def staircase_linear_attention(
     """
     check_inputs(q, k, v, key_mask)
     check_schedule(visible, q, k)
+    if square.is_cheaper(q, k, v):
+        k, v = mask_tokens(k, key_mask), mask_tokens(v, key_mask)
+        return square.attend(q, k, v, sees=sees(visible, k), normalise=normalise, eps=eps)
     total = accumulator(q, k, v)
     scale = unit_scale(q.to(total))
     q, k = q * scale, mask_tokens(k.to(total), key_mask)
@@ -57,22 +60,13 @@ def staircase_linear_attention(
     # Attending to a column of ones yields the normaliser.
     values = torch.cat([values, torch.ones_like(values[..., :1])], dim=-1)
 
-    (t, f), (n, e) = q.shape[2:], values.shape[2:]
     with as_given(q):
-        if t * n * (f + e) <= 2 * (t + n) * f * e:
-            attended = square(q, k, values, visible)
-        elif visible.ndim == 1 and not torch.compiler.is_compiling():
+        if visible.ndim == 1 and not torch.compiler.is_compiling():
             attended = blocks(q, k, values, visible)
         else:
             attended = interleaved(q, k, values, visible)
-    num, den = attended.split([e - 1, 1], dim=-1)
+    num, den = attended.split([v.shape[-1], 1], dim=-1)
     return (normalised(num, den, eps * scale) if normalise else num / scale).to(v.dtype)
-
-
-def square(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
-    """Weighted sums of the visible values by the whole matrix of scores."""
-    unseen = torch.arange(k.shape[2], device=k.device) >= visible.reshape(-1, 1, q.shape[2], 1)
-    return (q @ k.mT).masked_fill(unseen, 0) @ v
 
 
 def blocks(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
@@ -85,9 +79,8 @@ def blocks(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
         shared, seen = steps[mine][0], steps[mine][-1]
         kv = kv + k[:, :, read:shared].mT @ v[:, :, read:shared]
         q_mine, new = q[:, :, mine], slice(shared, seen)
-        outputs.append(
-            q_mine @ kv + square(q_mine, k[:, :, new], v[:, :, new], visible[mine] - shared)
-        )
+        scores = (q_mine @ k[:, :, new].mT).where(sees(visible[mine] - shared, k[:, :, new]), 0)
+        outputs.append(q_mine @ kv + scores @ v[:, :, new])
         read = shared
     return torch.cat(outputs, dim=2)
 
@@ -113,6 +106,12 @@ def interleaved(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
 
 def _merged(read: Tensor, written: Tensor, order: Tensor) -> Tensor:
     return torch.cat([read, written], dim=2).take_along_dim(order[:, None, :, None], dim=2)
+
+
+def sees(visible: Tensor, k: Tensor) -> Tensor:
+    """True where a query sees a key, `[1, 1, t, n]` or `[b, 1, t, n]`."""
+    order = torch.arange(k.shape[2], device=k.device)
+    return order < visible.reshape(-1, 1, visible.shape[-1], 1)
 
 
 def check_schedule(visible: Tensor, q: Tensor, k: Tensor) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from leap.errors import InputError
 from leap.ops.checks import check_axes, check_floating, check_key_mask, check_same, shape
 from leap.ops.features import proportional
-from leap.ops.linear import whole
+from leap.ops.linear import square, whole
 from leap.ops.linear.chunked import attend, normalised, unit_scale
 from leap.ops.linear.gated import LOWEST, gated_attend
 from leap.ops.linear.reference import (
@@ -30,7 +30,7 @@ from leap.ops.linear.reference import (
 )
 from leap.ops.linear.state import LinearState
 from leap.ops.packing import run_packed
-from leap.ops.state import accumulator, count_tokens, mask_tokens
+from leap.ops.state import accumulator, as_given, count_tokens, mask_tokens
 
 __all__ = [
     "LinearState",
@@ -86,10 +86,14 @@ def read_and_attend(
     check_inputs(q, k, v, key_mask)
     check_same("b h t", q=q, p=p)
     check_same("b h t", k=k, s=s)
+    if square.is_cheaper(q, k, v):
+        k, v = mask_tokens(k, key_mask), mask_tokens(v, key_mask)
+        s = None if s is None else mask_tokens(s, key_mask)
+        o = square.attend(q, k, v, p, s, normalise=normalise, eps=eps)
+        return o, _state_of(k if s is None else proportional(k, s), v, key_mask)
     mask = None if key_mask is None else key_mask[:, None, :, None]
     o, _, kv, k_sum = whole.attend(q, k, v, p, s, mask, accumulator(q, k, v), normalise, eps)
-    length = torch.zeros(len(v), dtype=torch.long, device=v.device) + count_tokens(v, key_mask)
-    return o, LinearState(kv=kv, k=k_sum, length=length)
+    return o, LinearState(kv=kv, k=k_sum, length=_lengths(v, key_mask))
 
 
 def causal_linear_attention(
@@ -133,6 +137,8 @@ def causal_linear_attention(
         tokens = {"q": q, "k": k, "v": v, "log_gate": log_gate}
         return run_packed(op, cu_seqlens, tokens, state, key_mask)
 
+    if state is None and log_gate is None and _is_short(q, chunk_size):
+        return _square(q, k, v, None, None, key_mask, normalise, eps)
     before = _begin(q, k, v, state, features=k.shape[-1], gated=log_gate is not None)
     if not q.shape[2]:
         return v, before
@@ -195,12 +201,36 @@ def causal_proportional_attention(
             eps=eps,
         )
 
+    if state is None and _is_short(q, chunk_size):
+        return _square(q, k, v, p, s, key_mask, normalise, eps)
     before = _begin(q, k, v, state, features=2 * k.shape[-1])
     k, v = mask_tokens(k, key_mask), mask_tokens(v, key_mask)
     o, after = _chunked(q, k, v, p, s, before, key_mask, normalise, chunk_size, eps)
     if before.trail is not None:
         after = _recorded(before, after, proportional(k, s), v, key_mask, None)
     return o, after
+
+
+def _is_short(q: Tensor, chunk_size: int | None) -> bool:
+    """Whether tokens, of which there is more than one, are not more than a chunk."""
+    return 1 < q.shape[2] <= min(_chunk_size(chunk_size), CHUNK_SIZE)
+
+
+def _square(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    p: Tensor | None,
+    s: Tensor | None,
+    key_mask: Tensor | None,
+    normalise: bool,
+    eps: float,
+) -> tuple[Tensor, LinearState]:
+    """A short sequence from its beginning: no state is attended to, so scores are all there is."""
+    k, v = mask_tokens(k, key_mask), mask_tokens(v, key_mask)
+    sees = square.causal(q.shape[2], q.device)
+    o = square.attend(q, k, v, p, s, sees=sees, normalise=normalise, eps=eps)
+    return o, _state_of(k if s is None else proportional(k, s), v, key_mask)
 
 
 def _chunked(
@@ -243,6 +273,20 @@ def _gated(
     log_decay = before.log_decay + log_gate.sum(2)
     length = before.length + count_tokens(k, key_mask)
     return o.to(v.dtype), LinearState(kv=kv, k=k_sum, log_decay=log_decay, length=length)
+
+
+def _state_of(k: Tensor, v: Tensor, key_mask: Tensor | None) -> LinearState:
+    """The state after all there is to a sequence so far, 0 at pads."""
+    total = accumulator(k, v)
+    k, v = k.to(total), v.to(total)
+    with as_given(k):
+        kv = k.mT @ v
+    return LinearState(kv=kv, k=k.sum(2), length=_lengths(v, key_mask))
+
+
+def _lengths(v: Tensor, key_mask: Tensor | None) -> Tensor:
+    """Real tokens of each row, `[b]`."""
+    return torch.zeros(len(v), dtype=torch.long, device=v.device) + count_tokens(v, key_mask)
 
 
 def _per_feature(log_gate: Tensor, k: Tensor) -> Tensor:
