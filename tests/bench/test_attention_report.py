@@ -5,9 +5,9 @@ import torch
 from matplotlib.image import imread
 
 from leap.bench import attention_report as reporting
-from leap.bench.attention import BenchConfig, Report, Result
+from leap.bench.attention import BenchConfig, Result
 from leap.bench.report import MIB, markdown, write
-from leap.bench.run import describe_machine
+from leap.bench.run import Report, describe_machine
 
 
 def result(mechanism, length, seconds, speed, n_mib, passes="forward+backward"):

@@ -8,6 +8,7 @@ from matplotlib.image import imread
 from leap.bench import decode, decode_report
 from leap.bench.decode import DecodeConfig, check_step, measure
 from leap.bench.report import markdown, write
+from leap.bench.run import Report
 from leap.errors import ConfigError, LeapError
 
 TINY = DecodeConfig(contexts=(40, 9), preset="tiny", chunk=8, repeats=2, budget=0.05)
@@ -111,9 +112,7 @@ def test_tables_give_time_speed_flatness_state_and_the_comparison():
     config = replace(TINY, contexts=(1024, 4096), models=("leap", "gpt2"))
     machine = {"clock": "CPU time", "threads": "1", "processor": "abacus", "torch": "2"}
     machine["transformers"] = "5"
-    made = decode.DecodeReport(
-        config=config, sizes=dict.fromkeys(decode.SIZES, 1), machine=machine, results=results
-    )
+    made = Report(config=config, machine=machine, results=results)
     time, speed, flatness, state, compared = decode_report.tables(made)
     assert time.title == "milliseconds of CPU time a token"
     assert time.rows == [["leap", "2.0", "2.1"], ["gpt2", "1.0", "30"]]
@@ -128,7 +127,7 @@ def test_files_are_written_and_say_how_it_was_measured(report, tmp_path):
     assert [path.name for path in paths] == ["results.json", "results.md", "decode.png"]
     stored = json.loads(paths[0].read_text())
     assert stored["config"]["contexts"] == [40, 9]
-    assert stored["sizes"] == {"n_layer": 2, "hidden_size": 32, "n_heads": 2, "vocab_size": 256}
+    assert stored["config"]["preset"] == "tiny"
     assert stored["machine"]["torch"] == torch.__version__
     assert len(stored["results"]) == 6
     text = paths[1].read_text()

@@ -3,6 +3,7 @@
 All mechanisms are measured in one run, by turns (see `leap.bench.run`).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,15 +12,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from leap.bench.measure import Call, keep_freed_memory, threads
+from leap.bench.measure import Call
 from leap.bench.mechanisms import Mechanism, check_definition, make_inputs, mechanisms
 from leap.bench.run import (
+    Measured,
     Progress,
+    Report,
     Steps,
     TurnsConfig,
     check_at_least_one,
-    describe_machine,
     measure_by_turns,
+    report_on,
+    silent,
 )
 from leap.errors import ConfigError
 
@@ -74,53 +78,39 @@ class BenchConfig(TurnsConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class Result(Measured):
     """What one mechanism took at one length."""
 
     mechanism: str
     baseline: str
     length: int
     passes: Passes
-    seconds: float
-    """The fastest turn."""
     speed: float
     """How many times as fast as the baseline."""
-    peak_bytes: int
-    """Most memory held at once, inputs not counted."""
-    turns: tuple[float, ...]
-    """Seconds of each turn."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """Everything one run measured, and on what."""
-
-    config: BenchConfig
-    machine: dict[str, str]
-    results: list[Result]
+BenchReport = Report[BenchConfig, Result]
 
 
-def measure(config: BenchConfig, progress: Progress = lambda done, total, doing: None) -> Report:
+def measure(config: BenchConfig, progress: Progress = silent) -> BenchReport:
     """Compare each mechanism with its definition, then measure them all."""
+    return report_on(config, _results(config, progress))
+
+
+def _results(config: BenchConfig, progress: Progress) -> Iterator[Result]:
     chosen = config.chosen_mechanisms()
     lengths = sorted(set(config.lengths))
     n_cases = len(lengths) * len(PASSES) * len(chosen)
     steps = Steps(progress, total=len(chosen) + 2 * n_cases)
-
-    results: list[Result] = []
-    keep_freed_memory()
-    with threads(config.threads):
-        inputs = _make_inputs(config, N_TOKENS_CHECKED)
-        for mechanism in chosen:
-            steps.begin(f"checking {mechanism.name}")
-            check_definition(mechanism, inputs)
-            steps.end()
-        for length in lengths:
-            inputs = _make_inputs(config, length)
-            for passes in PASSES:
-                results += _measure_together(config, chosen, length, passes, inputs, steps)
-    machine = describe_machine(config.chosen_device(), config.threads)
-    return Report(config=config, machine=machine, results=results)
+    inputs = _make_inputs(config, N_TOKENS_CHECKED)
+    for mechanism in chosen:
+        steps.begin(f"checking {mechanism.name}")
+        check_definition(mechanism, inputs)
+        steps.end()
+    for length in lengths:
+        inputs = _make_inputs(config, length)
+        for passes in PASSES:
+            yield from _measure_together(config, chosen, length, passes, inputs, steps)
 
 
 def _measure_together(
@@ -130,30 +120,18 @@ def _measure_together(
     passes: Passes,
     inputs: dict[str, Tensor],
     steps: Steps,
-) -> list[Result]:
-    measured = measure_by_turns(
-        {m.name: _call(m, passes, inputs) for m in chosen},
-        steps,
-        f"{length} tokens, {passes}",
-        device=config.chosen_device(),
-        n_threads=config.threads,
-        repeats=config.repeats,
-        budget=config.budget,
-    )
-    best = {name: min(turns) for name, (turns, _) in measured.items()}
-    return [
-        Result(
+) -> Iterator[Result]:
+    calls = {m.name: _call(m, passes, inputs) for m in chosen}
+    measured = measure_by_turns(calls, steps, f"{length} tokens, {passes}", config)
+    for m in chosen:
+        yield Result(
             mechanism=m.name,
             baseline=m.baseline,
             length=length,
             passes=passes,
-            seconds=best[m.name],
-            speed=best[m.baseline] / best[m.name],
-            peak_bytes=measured[m.name][1],
-            turns=measured[m.name][0],
+            speed=measured[m.baseline].seconds / measured[m.name].seconds,
+            **vars(measured[m.name]),
         )
-        for m in chosen
-    ]
 
 
 def _call(mechanism: Mechanism, passes: Passes, inputs: dict[str, Tensor]) -> Call:

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 from matplotlib.figure import Figure
 
-from leap.bench.attention import PASSES, Passes, Report
+from leap.bench.attention import PASSES, BenchReport, Passes
 from leap.bench.report import MIB, Page, Table, add_legend, draw, tabulate, times, where
 
 
-def page(report: Report) -> Page:
+def page(report: BenchReport) -> Page:
     """The tables, the plot and the sentence that go with the report."""
     return Page(
         name="attention",
@@ -19,12 +19,12 @@ def page(report: Report) -> Page:
     )
 
 
-def tables(report: Report) -> list[Table]:
+def tables(report: BenchReport) -> list[Table]:
     """Speed, time and memory of each pass, the pass that training takes first."""
     return [table for passes in reversed(PASSES) for table in _tables_of(report, passes)]
 
 
-def _tables_of(report: Report, passes: Passes) -> Iterator[Table]:
+def _tables_of(report: BenchReport, passes: Passes) -> Iterator[Table]:
     results = [r for r in report.results if r.passes == passes]
     compared = [r for r in results if r.mechanism != r.baseline]
     if compared:
@@ -43,18 +43,18 @@ def _tables_of(report: Report, passes: Passes) -> Iterator[Table]:
     )
 
 
-def milliseconds(report: Report, passes: Passes) -> dict[tuple[str, int], float]:
+def milliseconds(report: BenchReport, passes: Passes) -> dict[tuple[str, int], float]:
     """Time of one pass, by mechanism and length."""
     return {(r.mechanism, r.length): 1e3 * r.seconds for r in report.results if r.passes == passes}
 
 
-def mebibytes(report: Report, passes: Passes) -> dict[tuple[str, int], float]:
+def mebibytes(report: BenchReport, passes: Passes) -> dict[tuple[str, int], float]:
     """Memory of one pass, by mechanism and length."""
     results = [r for r in report.results if r.passes == passes]
     return {(r.mechanism, r.length): r.peak_bytes / MIB for r in results}
 
 
-def describe(report: Report) -> str:
+def describe(report: BenchReport) -> str:
     """One sentence on the settings and the machine."""
     config = report.config
     return (
@@ -63,7 +63,7 @@ def describe(report: Report) -> str:
     )
 
 
-def plot(report: Report) -> Figure:
+def plot(report: BenchReport) -> Figure:
     """Time and memory against length, log-log: a straight line's slope is its growth."""
     figure = Figure(figsize=(12, 8), layout="constrained")
     axes = figure.subplots(2, len(PASSES), sharex=True, sharey="row")

@@ -15,6 +15,7 @@ All models are measured in one run, by turns (see `leap.bench.run`).
 """
 
 import math
+from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,23 +26,22 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, GPT2Config, GPT2LMHeadModel
 
-from leap.bench.measure import clock_for, keep_freed_memory, seconds, threads
 from leap.bench.run import (
-    Plan,
     Progress,
+    Report,
     Steps,
+    Timed,
     TurnsConfig,
     check_at_least_one,
-    describe_machine,
-    plan,
-    take_turns,
+    report_on,
+    silent,
+    time_by_turns,
 )
 from leap.errors import ConfigError, LeapError
 from leap.models import LeapformerConfig, StateCache, preset, usable_as
 from leap.ops.tolerance import relative_error
 
 GPT2 = "gpt2"
-SIZES = ("n_layer", "hidden_size", "n_heads", "vocab_size")
 N_TOKENS_CHECKED = 150  # Past two chunks of 64, and past the widest window of `small`.
 LARGEST_ERROR = 1e-4  # Of the largest logit: float32, through every layer of a model.
 
@@ -93,87 +93,51 @@ class DecodeConfig(TurnsConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodeResult:
+class DecodeResult(Timed):
     """What one model took for a token after one context."""
 
     model: str
     context: int
-    seconds: float
-    """The fastest turn."""
     state_bytes: int
     """Memory of what the model keeps of the context."""
-    turns: tuple[float, ...]
-    """Seconds a token of each turn."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DecodeReport:
-    """Everything one run measured, and on what."""
-
-    config: DecodeConfig
-    sizes: dict[str, int]
-    machine: dict[str, str]
-    results: list[DecodeResult]
+DecodeReport = Report[DecodeConfig, DecodeResult]
 
 
-def measure(
-    config: DecodeConfig, progress: Progress = lambda done, total, doing: None
-) -> DecodeReport:
+@torch.no_grad()
+def measure(config: DecodeConfig, progress: Progress = silent) -> DecodeReport:
     """Compare each model's step with its whole forward, then measure them all."""
-    device = config.chosen_device()
+    return report_on(config, _results(config, progress))
+
+
+def _results(config: DecodeConfig, progress: Progress) -> Iterator[DecodeResult]:
     contexts = sorted(set(config.contexts))
     stages = list(pairwise([0, *contexts]))
-
-    results: list[DecodeResult] = []
-    keep_freed_memory()
-    with threads(config.threads), torch.no_grad():
-        decoders = {name: _decoder(name, config) for name in dict.fromkeys(config.models)}
-        parts = [len(d.parts(*stage)) for d in decoders.values() for stage in stages]
-        steps = Steps(progress, total=len(decoders) * (1 + len(stages)) + sum(parts))
+    decoders = {name: _decoder(name, config) for name in dict.fromkeys(config.models)}
+    parts = [len(d.parts(*stage)) for d in decoders.values() for stage in stages]
+    steps = Steps(progress, total=len(decoders) * (1 + len(stages)) + sum(parts))
+    for name, decoder in decoders.items():
+        steps.begin(f"checking {name}")
+        check_step(name, decoder)
+        decoder.forget()
+        steps.end()
+    for before, context in stages:
         for name, decoder in decoders.items():
-            steps.begin(f"checking {name}")
-            check_step(name, decoder)
-            decoder.forget()
-            steps.end()
-        for before, context in stages:
-            for name, decoder in decoders.items():
-                for n_tokens in decoder.parts(before, context):
-                    steps.begin(f"context of {context}: read by {name}")
-                    decoder.read(n_tokens)
-                    steps.end()
-            results += _measure_together(config, decoders, context, steps)
-
-    sizes = config.sizes()
-    return DecodeReport(
-        config=config,
-        sizes={name: getattr(sizes, name) for name in SIZES},
-        machine=describe_machine(device, config.threads),
-        results=results,
-    )
-
-
-def _measure_together(
-    config: DecodeConfig, decoders: dict[str, "Decoder"], context: int, steps: Steps
-) -> list[DecodeResult]:
-    _, clock = clock_for(config.chosen_device(), config.threads)
-    calls = {name: decoder.step for name, decoder in decoders.items()}
-    plans: dict[str, Plan] = {}
-    for name, call in calls.items():
-        first = seconds(call, clock)
-        plans[name] = plan(call, clock, repeats=config.repeats, budget=config.budget, first=first)
-    # GPT-2's long cache leaves nothing of the next model's weights in the processor's, which is
-    # not how a text is written: there a step follows a step of the same model.
-    turns = take_turns(calls, plans, clock, steps, f"context of {context}", warm_up=True)
-    return [
-        DecodeResult(
-            model=name,
-            context=context,
-            seconds=min(taken),
-            state_bytes=decoders[name].state_bytes,
-            turns=taken,
-        )
-        for name, taken in turns.items()
-    ]
+            for n_tokens in decoder.parts(before, context):
+                steps.begin(f"context of {context}: read by {name}")
+                decoder.read(n_tokens)
+                steps.end()
+        # GPT-2's long cache leaves nothing of the next model's weights in the processor's, which
+        # is not how a text is written: there a step follows a step of the same model.
+        calls = {name: decoder.step for name, decoder in decoders.items()}
+        for name, timed in time_by_turns(calls, steps, f"context of {context}", config).items():
+            yield DecodeResult(
+                model=name,
+                context=context,
+                state_bytes=decoders[name].state_bytes,
+                **vars(timed),
+            )
 
 
 class Decoder:

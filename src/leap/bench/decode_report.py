@@ -56,10 +56,10 @@ def milliseconds(report: DecodeReport) -> dict[tuple[str, int], float]:
 
 def describe(report: DecodeReport) -> str:
     """The settings and the machine, and how GPT-2 came by its context."""
-    sizes = report.sizes
+    sizes = report.config.sizes()
     text = (
-        f"{sizes['n_layer']} layers of width {sizes['hidden_size']}, {sizes['n_heads']} heads, "
-        f"{sizes['vocab_size']} tokens in the vocabulary, batch 1, float32; "
+        f"{sizes.n_layer} layers of width {sizes.hidden_size}, {sizes.n_heads} heads, "
+        f"{sizes.vocab_size} tokens in the vocabulary, batch 1, float32; "
         f"{where(report.machine)}, transformers {report.machine['transformers']}."
     )
     if GPT2 in report.config.models:

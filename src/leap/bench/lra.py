@@ -15,14 +15,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from leap.bench.measure import Call, keep_freed_memory, threads
+from leap.bench.measure import Call
 from leap.bench.run import (
+    Measured,
     Progress,
+    Report,
     Steps,
     TurnsConfig,
     check_at_least_one,
-    describe_machine,
     measure_by_turns,
+    report_on,
+    silent,
 )
 from leap.errors import ConfigError
 from leap.models import LeapformerForSequenceClassification, usable_as
@@ -82,44 +85,31 @@ class SpeedConfig(TurnsConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class Result(Measured):
     """What one attention took on one task."""
 
     task: str
     attention: str
     passes: Passes
-    seconds: float
-    """The fastest turn."""
-    peak_bytes: int
-    """Most memory held at once on top of the model, its gradients and the optimiser's state."""
     parameters: int
-    turns: tuple[float, ...]
-    """Seconds of each turn."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """Everything one run measured, and on what."""
-
-    config: SpeedConfig
-    machine: dict[str, str]
-    results: list[Result]
+SpeedReport = Report[SpeedConfig, Result]
 
 
-def measure(config: SpeedConfig, progress: Progress = lambda done, total, doing: None) -> Report:
+def measure(config: SpeedConfig, progress: Progress = silent) -> SpeedReport:
     """Measure every attention on every task."""
+    return report_on(config, _results(config, progress))
+
+
+def _results(config: SpeedConfig, progress: Progress) -> Iterator[Result]:
     names = config.attentions()
     steps = Steps(progress, total=2 * len(config.tasks) * len(PASSES) * len(names))
-    results: list[Result] = []
-    keep_freed_memory()
-    with threads(config.threads):
-        for task in config.tasks:
-            models = {name: build(TASKS[task], name, config) for name in names}
-            inputs = make_inputs(TASKS[task], config)
-            for passes in PASSES:
-                results += _measure_together(config, task, passes, models, inputs, steps)
-    machine = describe_machine(config.chosen_device(), config.threads)
-    return Report(config=config, machine=machine, results=results)
+    for task in config.tasks:
+        models = {name: build(TASKS[task], name, config) for name in names}
+        inputs = make_inputs(TASKS[task], config)
+        for passes in PASSES:
+            yield from _measure_together(config, task, passes, models, inputs, steps)
 
 
 def build(info: TaskInfo, name: str, config: SpeedConfig) -> LeapformerForSequenceClassification:
@@ -155,27 +145,13 @@ def _measure_together(
     steps: Steps,
 ) -> Iterator[Result]:
     calls = {name: make_call(model, passes, inputs) for name, model in models.items()}
-    if passes == "training step":
-        for call in calls.values():
-            call()  # Makes what stays: gradients, and the optimiser's state.
-    measured = measure_by_turns(
-        calls,
-        steps,
-        f"{task}, {passes}",
-        device=config.chosen_device(),
-        n_threads=config.threads,
-        repeats=config.repeats,
-        budget=config.budget,
-    )
-    for name, (turns, peak) in measured.items():
+    for name, measured in measure_by_turns(calls, steps, f"{task}, {passes}", config).items():
         yield Result(
             task=task,
             attention=name,
             passes=passes,
-            seconds=min(turns),
-            peak_bytes=peak,
             parameters=models[name].num_parameters(),
-            turns=turns,
+            **vars(measured),
         )
 
 
@@ -186,7 +162,10 @@ def make_call(
     if passes == "inference":
         texts = {name: x for name, x in inputs.items() if name != "labels"}
         return partial(_predict, model, texts)
-    return partial(_step, model, torch.optim.AdamW(model.parameters(), lr=1e-4), inputs)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    step = partial(_step, model, optimizer, inputs)
+    step()  # Makes what stays: gradients, and the optimiser's state.
+    return step
 
 
 def _predict(model: LeapformerForSequenceClassification, inputs: dict[str, Tensor]) -> None:

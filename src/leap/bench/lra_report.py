@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from leap.bench.lra import NAIVE, PASSES, VARIANTS, Passes, Report, Result
+from leap.bench.lra import NAIVE, PASSES, VARIANTS, Passes, Result, SpeedReport
 from leap.bench.report import MIB, Page, Table, digits, times, where
 
 OURS = "leapformer"
@@ -13,7 +13,7 @@ Numbers = dict[tuple[str, str], float]
 """By attention and task."""
 
 
-def page(report: Report) -> Page:
+def page(report: SpeedReport) -> Page:
     """The tables, the plot and the sentence that go with the report."""
     return Page(
         name="speed",
@@ -24,7 +24,7 @@ def page(report: Report) -> Page:
     )
 
 
-def tables(report: Report) -> list[Table]:
+def tables(report: SpeedReport) -> list[Table]:
     """How LeaPformer compares with each of the others, then what everything took."""
     found = []
     for passes in PASSES:
@@ -34,7 +34,7 @@ def tables(report: Report) -> list[Table]:
     return found
 
 
-def _compared(report: Report, passes: Passes) -> Iterator[Table]:
+def _compared(report: SpeedReport, passes: Passes) -> Iterator[Table]:
     """What the others take, in times of what LeaPformer does."""
     if OURS not in report.config.attentions():
         return
@@ -51,7 +51,7 @@ def _compared(report: Report, passes: Passes) -> Iterator[Table]:
         yield _table(f"{passes}: how many times {title}", ratios, times)
 
 
-def _measured(report: Report, passes: Passes) -> Iterator[Table]:
+def _measured(report: SpeedReport, passes: Passes) -> Iterator[Table]:
     clock = report.machine["clock"]
     milliseconds = _numbers(report, passes, lambda result: 1e3 * result.seconds)
     yield _table(f"{passes}: milliseconds of {clock}", milliseconds, digits)
@@ -67,7 +67,7 @@ def _mebibytes(result: Result) -> float:
     return result.peak_bytes / MIB
 
 
-def _numbers(report: Report, passes: Passes, value: Callable[[Result], float]) -> Numbers:
+def _numbers(report: SpeedReport, passes: Passes, value: Callable[[Result], float]) -> Numbers:
     return {(r.attention, r.task): value(r) for r in report.results if r.passes == passes}
 
 
@@ -78,7 +78,7 @@ def _table(title: str, numbers: Numbers, show: Callable[[float], str]) -> Table:
     return Table(title, ["attention", *tasks], rows)
 
 
-def describe(report: Report) -> str:
+def describe(report: SpeedReport) -> str:
     """One sentence on the settings and the machine."""
     config = report.config
     return (
@@ -89,7 +89,7 @@ def describe(report: Report) -> str:
     )
 
 
-def plot(report: Report) -> Figure:
+def plot(report: SpeedReport) -> Figure:
     """Memory against time of a training step, for each task."""
     tasks = report.config.tasks
     figure = Figure(figsize=(5 * len(tasks), 5), layout="constrained")

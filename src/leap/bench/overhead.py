@@ -5,6 +5,7 @@ or left out (linear attention), by turns in one run (see `leap.bench.run`). Fixe
 all that learned ones do but the nets that learn them.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,15 +13,17 @@ import torch
 from matplotlib.figure import Figure
 
 from leap.bench.lra import make_call
-from leap.bench.measure import keep_freed_memory, threads
 from leap.bench.report import MIB, Page, Table, digits, where
 from leap.bench.run import (
+    Measured,
     Progress,
+    Report,
     Steps,
     TurnsConfig,
     check_at_least_one,
-    describe_machine,
     measure_by_turns,
+    report_on,
+    silent,
 )
 from leap.errors import ConfigError
 from leap.models import LeapformerForSequenceClassification
@@ -65,44 +68,33 @@ class OverheadConfig(TurnsConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost:
+class Cost(Measured):
     """What a training step took with one kind of proportions."""
 
     proportions: str
     length: int
     width: int
-    seconds: float
-    """The fastest turn."""
-    peak_bytes: int
     parameters: int
     """All but the embeddings, which depend on length and vocabulary."""
-    turns: tuple[float, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """Everything one run measured, and on what."""
-
-    config: OverheadConfig
-    machine: dict[str, str]
-    results: list[Cost]
+OverheadReport = Report[OverheadConfig, Cost]
 
 
-def measure(config: OverheadConfig, progress: Progress = lambda done, total, doing: None) -> Report:
+def measure(config: OverheadConfig, progress: Progress = silent) -> OverheadReport:
     """Measure each kind of proportions at each length and width."""
+    return report_on(config, _costs(config, progress))
+
+
+def _costs(config: OverheadConfig, progress: Progress) -> Iterator[Cost]:
     total = 2 * len(PROPORTIONS) * len(config.lengths) * len(config.widths)
     steps = Steps(progress, total)
-    results: list[Cost] = []
-    keep_freed_memory()
-    with threads(config.threads):
-        for width in sorted(set(config.widths)):
-            for length in sorted(set(config.lengths)):
-                results += _measure_at(config, length, width, steps)
-    machine = describe_machine(config.chosen_device(), config.threads)
-    return Report(config=config, machine=machine, results=results)
+    for width in sorted(set(config.widths)):
+        for length in sorted(set(config.lengths)):
+            yield from _measure_at(config, length, width, steps)
 
 
-def _measure_at(config: OverheadConfig, length: int, width: int, steps: Steps) -> list[Cost]:
+def _measure_at(config: OverheadConfig, length: int, width: int, steps: Steps) -> Iterator[Cost]:
     device = config.chosen_device()
     info = replace(TASKS["text"], max_length=length)
     models = {}
@@ -121,32 +113,18 @@ def _measure_at(config: OverheadConfig, length: int, width: int, steps: Steps) -
     ids = torch.randint(info.vocab_size, (config.batch, length), device=device)
     inputs = {"input_ids": ids, "labels": torch.zeros(config.batch, device=device).long()}
     calls = {kind: make_call(model, "training step", inputs) for kind, model in models.items()}
-    for call in calls.values():
-        call()  # Makes what stays: gradients, and the optimiser's state.
-    measured = measure_by_turns(
-        calls,
-        steps,
-        f"width {width}, {length} tokens",
-        device=device,
-        n_threads=config.threads,
-        repeats=config.repeats,
-        budget=config.budget,
-    )
-    return [
-        Cost(
+    doing = f"width {width}, {length} tokens"
+    for kind, measured in measure_by_turns(calls, steps, doing, config).items():
+        yield Cost(
             proportions=kind,
             length=length,
             width=width,
-            seconds=min(turns),
-            peak_bytes=peak,
             parameters=models[kind].num_parameters(exclude_embeddings=True),
-            turns=turns,
+            **vars(measured),
         )
-        for kind, (turns, peak) in measured.items()
-    ]
 
 
-def page(report: Report) -> Page:
+def page(report: OverheadReport) -> Page:
     """The table, the plot and the sentence that go with the report."""
     return Page(
         name="overhead",
@@ -161,7 +139,7 @@ def page(report: Report) -> Page:
     )
 
 
-def table(report: Report) -> Table:
+def table(report: OverheadReport) -> Table:
     """A row for each width and length."""
     columns = ["width", "tokens"]
     columns += ["ms learned", "over fixed", "over none"]
@@ -178,7 +156,7 @@ def table(report: Report) -> Table:
     return Table("what learned proportions cost in training, and add to the others", columns, rows)
 
 
-def _learned(report: Report) -> list[tuple[Cost, list[Cost]]]:
+def _learned(report: OverheadReport) -> list[tuple[Cost, list[Cost]]]:
     """Each cost of learned proportions, with those of fixed ones and of none."""
     found = {(c.proportions, c.width, c.length): c for c in report.results}
     return [
@@ -192,7 +170,7 @@ def _added(ours: float | int, theirs: float | int, n_digits: int = 0) -> str:
     return f"{100 * (ours / theirs - 1):+.{n_digits}f} %"
 
 
-def plot(report: Report) -> Figure:
+def plot(report: OverheadReport) -> Figure:
     """What learned proportions add to fixed ones, against the length, a line for each width."""
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     panels = figure.subplots(1, 2)

@@ -6,14 +6,23 @@ alike; the fastest turn counts, being the one least disturbed.
 
 import math
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import torch
 
-from leap.bench.measure import Call, Clock, clock_for, peak_bytes, seconds
+from leap.bench.measure import (
+    Call,
+    Clock,
+    clock_for,
+    keep_freed_memory,
+    peak_bytes,
+    seconds,
+    threads,
+)
 from leap.errors import ConfigError
 
 SHORTEST_TURN = 0.01  # Seconds; calls quicker than this are timed several in a row.
@@ -43,6 +52,46 @@ class TurnsConfig:
     def chosen_device(self) -> torch.device:
         """The device, if it is one that can be measured here."""
         return find_device(self.device)
+
+
+C = TypeVar("C", bound=TurnsConfig)
+R = TypeVar("R", bound="Timed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """How long something took; a bench adds what it was."""
+
+    seconds: float
+    """The fastest turn."""
+    turns: tuple[float, ...]
+    """Seconds of each turn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured(Timed):
+    """How long something took, and how much memory."""
+
+    peak_bytes: int
+    """Most memory held at once on top of what stays: inputs, weights, gradients, optimiser."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(Generic[C, R]):
+    """Everything one run measured, and on what."""
+
+    config: C
+    machine: dict[str, str]
+    results: list[R]
+
+
+def report_on(config: C, results: Iterator[R]) -> Report[C, R]:
+    """Take the results, each measured as it is asked for, under the settings of a run."""
+    keep_freed_memory()
+    with threads(config.threads):
+        taken = list(results)
+    machine = describe_machine(config.chosen_device(), config.threads)
+    return Report(config=config, machine=machine, results=taken)
 
 
 def check_at_least_one(**settings: int | tuple[int, ...]) -> None:
@@ -98,6 +147,10 @@ Progress = Callable[[int, int, str], None]
 """Called with the steps done, the steps in all, and what is under way."""
 
 
+def silent(done: int, total: int, doing: str) -> None:
+    """Tell nobody."""
+
+
 @dataclass
 class Steps:
     """How far a bench is, told to `progress` as each step begins."""
@@ -123,19 +176,49 @@ class Plan:
     n_calls: int
 
 
-def plan(
-    call: Call, clock: Clock, *, repeats: int, budget: float, first: float | None = None
-) -> Plan:
-    """As many of `repeats` turns as fit into `budget` seconds, and always one.
+def plan(call: Call, clock: Clock, config: TurnsConfig, first: float | None = None) -> Plan:
+    """As many of the config's turns as fit into its budget, and always one.
 
     Args:
+        call, clock: what is to be timed, and by what.
+        config: its `repeats` and `budget`.
         first: seconds of a call that was made already. If short, another is made to tell better,
             the first having carried the cost of warming up or of a profiler.
     """
     estimate = first if first is not None and first > 1.0 else seconds(call, clock)
     n_calls = math.ceil(SHORTEST_TURN / max(estimate, 1e-6))
-    n_turns = int(budget / max(n_calls * estimate, 1e-6))
-    return Plan(n_turns=min(max(n_turns, 1), repeats), n_calls=n_calls)
+    n_turns = int(config.budget / max(n_calls * estimate, 1e-6))
+    return Plan(n_turns=min(max(n_turns, 1), config.repeats), n_calls=n_calls)
+
+
+def time_by_turns(
+    calls: Mapping[str, Call], steps: Steps, doing: str, config: TurnsConfig
+) -> dict[str, Timed]:
+    """How long each call takes after another of its own kind: a step of the progress for each."""
+    _, clock = clock_for(config.chosen_device(), config.threads)
+    plans = {
+        name: plan(call, clock, config, first=seconds(call, clock)) for name, call in calls.items()
+    }
+    return take_turns(calls, plans, clock, steps, doing, warm_up=True)
+
+
+def measure_by_turns(
+    calls: Mapping[str, Call], steps: Steps, doing: str, config: TurnsConfig
+) -> dict[str, Measured]:
+    """How long each call takes, and its memory: two steps of the progress for each."""
+    device = config.chosen_device()
+    _, clock = clock_for(device, config.threads)
+    # The call whose memory is counted warms the timed ones up, and tells how many fit the budget.
+    peaks: dict[str, int] = {}
+    plans: dict[str, Plan] = {}
+    for name, call in calls.items():
+        steps.begin(f"{doing}: memory of {name}")
+        start = clock()
+        peaks[name] = peak_bytes(call, device)
+        plans[name] = plan(call, clock, config, first=clock() - start)
+        steps.end()
+    timed = take_turns(calls, plans, clock, steps, doing)
+    return {name: Measured(**vars(timed[name]), peak_bytes=peaks[name]) for name in calls}
 
 
 def take_turns(
@@ -146,8 +229,8 @@ def take_turns(
     doing: str,
     *,
     warm_up: bool = False,
-) -> dict[str, tuple[float, ...]]:
-    """Seconds of each turn of each call, a step of the progress for each call.
+) -> dict[str, Timed]:
+    """Time each call, a step of the progress for each.
 
     With `warm_up` a turn begins with a call that is not timed.
     """
@@ -162,29 +245,4 @@ def take_turns(
             turns[name].append(seconds(call, clock, n_calls=plans[name].n_calls))
             if len(turns[name]) == plans[name].n_turns:
                 steps.end()
-    return {name: tuple(taken) for name, taken in turns.items()}
-
-
-def measure_by_turns(
-    calls: dict[str, Call],
-    steps: Steps,
-    doing: str,
-    *,
-    device: torch.device,
-    n_threads: int,
-    repeats: int,
-    budget: float,
-) -> dict[str, tuple[tuple[float, ...], int]]:
-    """Seconds of each turn of each call, and its memory: two steps of the progress for each."""
-    _, clock = clock_for(device, n_threads)
-    # The call whose memory is counted warms the timed ones up, and tells how many fit the budget.
-    peaks: dict[str, int] = {}
-    plans: dict[str, Plan] = {}
-    for name, call in calls.items():
-        steps.begin(f"{doing}: memory of {name}")
-        start = clock()
-        peaks[name] = peak_bytes(call, device)
-        plans[name] = plan(call, clock, repeats=repeats, budget=budget, first=clock() - start)
-        steps.end()
-    turns = take_turns(calls, plans, clock, steps, doing)
-    return {name: (turns[name], peaks[name]) for name in calls}
+    return {name: Timed(seconds=min(taken), turns=tuple(taken)) for name, taken in turns.items()}

@@ -14,7 +14,7 @@ costs the same whatever they hold. A step copies them as it takes new ones in; t
 Every step begins from the same states, so that nothing grows from turn to turn.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,15 +24,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leap.bench.measure import Call, clock_for, keep_freed_memory, seconds, threads
+from leap.bench.measure import Call
 from leap.bench.run import (
     Progress,
+    Report,
     Steps,
+    Timed,
     TurnsConfig,
     check_at_least_one,
-    describe_machine,
-    plan,
-    take_turns,
+    report_on,
+    silent,
+    time_by_turns,
 )
 from leap.errors import ConfigError
 from leap.models import (
@@ -92,35 +94,29 @@ class StreamBenchConfig(TurnsConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreamResult:
+class StreamResult(Timed):
     """What one model took for a step after one length."""
 
     kind: Kind
     model: str
     length: int
     """Pieces of text, or seconds of speech."""
-    seconds: float
-    """The fastest turn."""
     real_time_factor: float | None
     """Of speech: that over the time in which the sound of a step arrives."""
     state_bytes: int
     """Memory of what is kept of the stream, or, encoding anew, made each time."""
-    turns: tuple[float, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class StreamReport:
-    """Everything one run measured, and on what."""
-
-    config: StreamBenchConfig
-    machine: dict[str, str]
-    results: list[StreamResult]
+StreamReport = Report[StreamBenchConfig, StreamResult]
 
 
-def measure(
-    config: StreamBenchConfig, progress: Progress = lambda done, total, doing: None
-) -> StreamReport:
+@torch.no_grad()
+def measure(config: StreamBenchConfig, progress: Progress = silent) -> StreamReport:
     """Measure all models, by turns, at each length of text and of speech."""
+    return report_on(config, _results(config, progress))
+
+
+def _results(config: StreamBenchConfig, progress: Progress) -> Iterator[StreamResult]:
     sources = [
         source
         for source, lengths in ((Text(config), config.lengths), (Speech(config), config.sound))
@@ -132,13 +128,8 @@ def measure(
         for length in source.lengths
     )
     steps = Steps(progress, total=total)
-    results: list[StreamResult] = []
-    keep_freed_memory()
-    with threads(config.threads), torch.no_grad():
-        for source in sources:
-            results += _measure(config, source, steps)
-    machine = describe_machine(config.chosen_device(), config.threads)
-    return StreamReport(config=config, machine=machine, results=results)
+    for source in sources:
+        yield from _measure(config, source, steps)
 
 
 class Source:
@@ -253,12 +244,9 @@ class Speech(Source):
         )
 
 
-def _measure(config: StreamBenchConfig, source: Source, steps: Steps) -> list[StreamResult]:
-    _, clock = clock_for(config.chosen_device(), config.threads)
+def _measure(config: StreamBenchConfig, source: Source, steps: Steps) -> Iterator[StreamResult]:
     ours, softmax = source.model(OURS), source.model("softmax")
-    kept = States({})
-    results: list[StreamResult] = []
-    before = 0
+    kept, before = States({}), 0
     for length in source.lengths:
         n_states = source.n_states(length)
         kept = read_on(ours, source, kept, n_states - before)
@@ -274,33 +262,17 @@ def _measure(config: StreamBenchConfig, source: Source, steps: Steps) -> list[St
             written = States({}).with_part("self", filled.of("self"))
             calls[REENCODE] = partial(_step, softmax, source, written, heard)
             sizes[REENCODE] = sizes[CACHE]
-        plans = {
-            name: plan(
-                call,
-                clock,
-                repeats=config.repeats,
-                budget=config.budget,
-                first=seconds(call, clock),
+        doing = f"after {length} {'s of speech' if source.step_seconds else 'pieces'}"
+        for name, timed in time_by_turns(calls, steps, doing, config).items():
+            factor = None if source.step_seconds is None else timed.seconds / source.step_seconds
+            yield StreamResult(
+                kind=source.kind,
+                model=name,
+                length=length,
+                real_time_factor=factor,
+                state_bytes=sizes[name],
+                **vars(timed),
             )
-            for name, call in calls.items()
-        }
-        unit = "s of speech" if source.step_seconds else "pieces"
-        turns = take_turns(calls, plans, clock, steps, f"after {length} {unit}", warm_up=True)
-        for name, taken in turns.items():
-            fastest = min(taken)
-            factor = None if source.step_seconds is None else fastest / source.step_seconds
-            results.append(
-                StreamResult(
-                    kind=source.kind,
-                    model=name,
-                    length=length,
-                    seconds=fastest,
-                    real_time_factor=factor,
-                    state_bytes=sizes[name],
-                    turns=taken,
-                )
-            )
-    return results
 
 
 @torch.no_grad()

@@ -95,7 +95,7 @@ def _time(config: Settings, variant: Variant) -> Times:
     collate = Collator(data["train"].info)
     device = processes().device
     model = build_model(run, data["train"]).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=run.learning_rate)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=run.learning_rate, fused=True)
     per_part = run.batch // run.accumulate
     steps, passes = [], []
     for i in range(TIMED_STEPS):
