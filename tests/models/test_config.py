@@ -78,3 +78,11 @@ def test_a_width_that_does_not_divide_is_named_when_the_model_is_made():
 def test_windows_without_local_attention_are_a_contradiction():
     with pytest.raises(ConfigError, match="use_local_att=False: drop one of them"):
         LeapConfig(use_local_att=False, window_sizes=[4, 8, 16, None])
+
+
+def test_only_learned_positions_limit_the_length():
+    """By this name generate() looks for the limit it warns of."""
+    assert LeapformerConfig(max_position_embeddings=64).n_positions == 64
+    assert LeapformerConfig(n_positions=64).max_position_embeddings == 64
+    for kind in ("sinusoidal", "rotary", "alibi", "none"):
+        assert LeapformerConfig(position_embedding=kind).max_position_embeddings is None

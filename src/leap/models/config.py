@@ -62,7 +62,6 @@ class LeapformerConfig(PreTrainedConfig):
         "n_head": "n_heads",
         "num_attention_heads": "n_heads",
         "num_hidden_layers": "n_layer",
-        "max_position_embeddings": "n_positions",
     }
 
     vocab_size: int = 32100
@@ -105,12 +104,20 @@ class LeapformerConfig(PreTrainedConfig):
     pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        for alias, name in self.attribute_map.items():
+        for alias, name in (
+            *self.attribute_map.items(),
+            ("max_position_embeddings", "n_positions"),
+        ):
             if alias in kwargs:  # Before anything is derived from them.
                 setattr(self, name, kwargs.pop(alias))
         self._check_sizes()
         self._settle_attention()
         super().__post_init__(**kwargs)
+
+    @property
+    def max_position_embeddings(self) -> int | None:
+        """The longest sequence, None where there is no limit; `generate()` warns beyond it."""
+        return self.n_positions if self.position_embedding == "learned" else None
 
     @property
     def attentions(self) -> list[str]:

@@ -119,7 +119,7 @@ def small(**settings):
 
 
 def test_a_prompt_beyond_learned_positions_is_an_error_that_says_so(config):
-    for model in (small(), small(attention="gpt2")):
+    for model in (small(position_embedding="learned"), small(attention="gpt2")):
         with pytest.raises(ConfigError, match=r"11 tokens read and 20 .* the 16 positions"):
             write_on(model, byte_tokenizer(), replace(config, prompt="x" * 10))
         fits = replace(config, prompt="x" * 10, tokens=6)

@@ -101,9 +101,19 @@ def test_presets_are_measured_without_making_them():
 
 
 def test_positions_that_are_learned_limit_the_length():
-    assert max_length(build()) == 16
+    assert max_length(build(position_embedding="learned")) == 16
     assert max_length(build(attention="gpt2")) == 16
     assert max_length(build(position_embedding="none")) is None
+
+
+def test_linear_attentions_fade_with_distance_unless_told_otherwise():
+    for attention in ("leapformer", "cosformer", "elu-linear"):
+        assert build(attention=attention).config.position_embedding == "alibi"
+    for attention in ("leap", "softmax", "leap,leapformer"):
+        assert build(attention=attention).config.position_embedding == "learned"
+    assert build(position_embedding="learned").config.position_embedding == "learned"
+    preset = build(preset="tiny", hidden_size=None, n_layer=None)
+    assert preset.config.position_embedding == "learned"
 
 
 def test_a_run_is_loaded_with_its_tokenizer(trained):

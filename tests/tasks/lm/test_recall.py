@@ -93,7 +93,7 @@ def test_models_that_are_done_are_not_trained_again(config):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"models": ("leapformer",)}, "leapformer has learned positions"),
+        ({"models": ("leapformer:learned",)}, "leapformer:learned has learned positions"),
         ({"models": ()}, "models or distances are empty"),
         ({"words": 17}, "words=17 must be 16 or fewer"),
         ({"distances": (0,)}, "give 1 or more"),

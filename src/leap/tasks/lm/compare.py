@@ -52,9 +52,10 @@ class CompareConfig(Recipe, SizeConfig, TextConfig):
         "leap:global",
         "leap:windowed",
         "leap:windowed:leap-1.0",
-        "leapformer",
-        "cosformer",
-        "linear",
+        "leapformer:alibi",
+        "leapformer:learned",
+        "cosformer:learned",
+        "linear:learned",
         "hybrid",
     )
     """Models: gpt2, or an attention with options after colons: for leap global or windowed, and a

@@ -186,7 +186,7 @@ def score(
     if stateful and limit is not None and len(tokens) > limit:
         raise ConfigError(
             f"this model has learned {limit} positions and cannot carry its state over "
-            f"{len(tokens)} tokens; drop stateful, or train with position_embedding rotary or none"
+            f"{len(tokens)} tokens; drop stateful, or train with position_embedding alibi or none"
         )
     # An end of text before it all, so that the first token can be foretold too.
     text = torch.cat([tokens.new_tensor([tokenizer.eos_id]), tokens])

@@ -215,5 +215,5 @@ def _check_length(model: PreTrainedModel, n_before: int, n_new: int) -> None:
         raise ConfigError(
             f"{n_before} tokens read and {n_new} to write are more than the {limit} positions this "
             "model has learned; use a shorter prompt, or fewer tokens, or a model with "
-            "position_embedding rotary or none, which know no limit"
+            "position_embedding alibi or none, which know no limit"
         )

@@ -39,8 +39,8 @@ class SizeConfig:
     """What models to be compared have in common."""
 
     position_embedding: PositionEmbedding | None = None
-    """How positions are known; without learned ones, texts may be of any length. Learned unless a
-    preset says otherwise."""
+    """How positions are known; without learned ones, texts may be of any length. Unless a preset
+    says otherwise, alibi for LeaPformer and other linear attentions, learned for the rest."""
     preset: str | None = None
     """Sizes by name, see leap lm presets; those given here as well go before it."""
     hidden_size: int | None = None
@@ -98,6 +98,9 @@ def build_config(config: ModelConfig, tokenizer: TextTokenizer, length: int) -> 
     names = config.attention.split(",")
     attentions = [names[layer % len(names)] for layer in range(n_layer)]
     changes["attention"] = attentions[0] if len(set(attentions)) == 1 else attentions
+    if config.preset is None and not {"leap", "softmax"} & set(attentions):
+        # Each head has a reach of its own then, which matters more than how scores are weighed.
+        changes.setdefault("position_embedding", "alibi")
     if "leap" in attentions:
         changes["window_sizes"] = windows(config.windows, n_layer)
         if config.formulation is not None:
@@ -215,9 +218,7 @@ def load_model(path: Path) -> tuple[PreTrainedModel, TextTokenizer]:
 def max_length(model: PreTrainedModel) -> int | None:
     """How many tokens a model can read in a row; None where there is no limit."""
     config: Any = model.config
-    if getattr(config, "position_embedding", "learned") == "learned":
-        return config.max_position_embeddings
-    return None
+    return config.max_position_embeddings
 
 
 def _model_folder(path: Path) -> Path:

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel, set_seed
 from leap.errors import ConfigError
 from leap.tasks.lm.compare import CompareProgress, parse_model
 from leap.tasks.lm.data import read_corpus
-from leap.tasks.lm.model import ModelConfig, SizeConfig, build_model
+from leap.tasks.lm.model import ModelConfig, SizeConfig, build_model, max_length
 from leap.tasks.lm.tokenizer import TextTokenizer, make_tokenizer
 from leap.training import Recipe, RunFolder, Status, fit
 from leap.training.folder import write_json, write_whole
@@ -199,7 +199,7 @@ def _model(config: RecallConfig, name: str, tokenizer: TextTokenizer) -> PreTrai
     sizes = {field.name: getattr(config, field.name) for field in fields(SizeConfig)}
     sizes = {key: value for key, value in sizes.items() if given[key] is None}
     model = build_model(ModelConfig(**given | sizes), tokenizer, config.length)
-    if getattr(model.config, "position_embedding", "learned") == "learned":
+    if max_length(model) is not None:
         raise ConfigError(
             f"models: {name} has learned positions, which end with the length of training; "
             "add :rotary, :alibi or :none"
