@@ -240,6 +240,73 @@ def test_a_gate_for_each_feature_fades_both_halves_of_a_proportional_one():
     assert_close(actual, expected)
 
 
+FADE = (-1.0, -0.3, 0.0)
+
+
+def as_gate(fade, length):
+    return torch.tensor(fade, dtype=torch.double).view(1, -1, 1).expand(2, -1, length)
+
+
+@pytest.mark.parametrize("weighed", [False, True])
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 50])
+def test_a_fade_is_a_gate_that_never_changes(length, weighed):
+    inputs = make_qkv(length)
+    attend = causal_linear_attention
+    if weighed:
+        inputs, attend = (*inputs, *make_proportions(length)), causal_proportional_attention
+    expected, gated = attend(*inputs, log_gate=as_gate(FADE, length), chunk_size=8)
+    actual, faded = attend(*inputs, fade=FADE, chunk_size=8)
+    assert_close(actual, expected)
+    assert_close(faded.tensors(), gated.tensors())
+    assert_same_gradients(actual, expected, inputs)
+
+
+def test_a_fade_goes_through_long_sequences_in_single_precision():
+    inputs = *make_qkv(2500), *make_proportions(2500)
+    expected, gated = causal_proportional_attention(*inputs, log_gate=as_gate(FADE, 2500))
+    actual, faded = causal_proportional_attention(*(x.float() for x in inputs), fade=FADE)
+    assert relative_error(actual, expected) < TOLERANCES[torch.float32].output
+    assert relative_error(faded.kv, gated.kv) < TOLERANCES[torch.float32].output
+
+
+@pytest.mark.parametrize("split", [1, 8, 13, 19])
+def test_a_sequence_that_fades_can_be_cut_anywhere(split):
+    inputs = *make_qkv(20), *make_proportions(20)
+
+    def attend(q, k, v, p, s, state=None):
+        return causal_proportional_attention(q, k, v, p, s, state, fade=FADE, chunk_size=8)
+
+    whole, final = attend(*inputs)
+    head, state = attend(*cut(inputs, split))
+    tail, resumed = attend(*cut(inputs, split, None), state)
+    joined = torch.cat([head, tail], dim=2)
+    assert_close(joined, whole)
+    assert_close(resumed.tensors(), final.tensors())
+    upstream, after = torch.randn_like(whole), torch.randn_like(final.kv)
+    assert_close(
+        torch.autograd.grad((joined, resumed.kv), inputs, (upstream, after)),
+        torch.autograd.grad((whole, final.kv), inputs, (upstream, after)),
+    )
+
+
+def test_pads_do_not_fade():
+    inputs = *make_qkv(12), *make_proportions(12)
+    mask = torch.ones(2, 12, dtype=torch.bool)
+    mask[:, 5:8] = False
+    kept = [torch.cat([x[:, :, :5], x[:, :, 8:]], dim=2) for x in inputs]
+    expected, final = causal_proportional_attention(*kept, fade=FADE)
+    actual, state = causal_proportional_attention(*inputs, key_mask=mask, fade=FADE)
+    assert_close(actual[:, :, mask[0]], expected)
+    assert_close(state.tensors(), final.tensors())
+
+
+def test_a_fade_comes_on_top_of_gates():
+    qkv, gate = make_qkv(20), make_gate(20, 5)
+    expected, _ = causal_linear_attention(*qkv, log_gate=gate + as_gate(FADE, 20)[..., None])
+    actual, _ = causal_linear_attention(*qkv, log_gate=gate, fade=FADE)
+    assert_close(actual, expected)
+
+
 # The state
 
 
@@ -595,6 +662,8 @@ def test_compiled_gives_the_same_numbers(gated, shapes_unchecked):
         ({"key_mask": torch.ones(2, 19).bool()}, r"key_mask is \[2, 19\].*must be \[2, 20\]"),
         ({"chunk_size": 0}, r"chunk_size=0"),
         ({"log_gate": torch.zeros(2, 3, 20, 4)}, r"log_gate is \[2, 3, 20, 4\]"),
+        ({"fade": (-1.0, -2.0, 0.0)}, r"fade=.* must hold 3 rates from -1 to 0"),
+        ({"fade": (-1.0, 0.0)}, r"fade=.* must hold 3 rates"),
         ({"cu_seqlens": torch.tensor([0, 20])}, r"the batch is 2"),
         ({"state": "empty"}, r"state is a str"),
         ({"state": LinearState.empty(2, 3, 5, 4)}, r"state.kv is \[2, 3, 5, 4\].*\[2, 3, 5, 3\]"),

@@ -260,7 +260,8 @@ class LeapAttention(Attention):
         if positions is None:
             positions = token_positions(x, past, key_mask, cu_seqlens)
         # To lower what is behind is to raise what comes: the same differences, one focus a token.
-        lift = distance_slopes(self.n_head, x)[:, None] * positions[:, None]
+        slopes = x.new_tensor(distance_slopes(self.n_head), dtype=torch.float32)
+        lift = slopes[:, None] * positions[:, None]
         return lambda focus, v, state=None: mean(focus + lift, v, state)
 
     def heads(self, x: Float[Tensor, "b t d"], name: str) -> Float[Tensor, "b h t w"]:

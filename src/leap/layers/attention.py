@@ -354,10 +354,9 @@ def check_alibi(alibi: bool, form: Form) -> None:
         raise ConfigError(f"alibi is for form='causal', not form={form!r}; use other positions")
 
 
-def distance_slopes(n_head: int, like: Tensor) -> Float[Tensor, " h"]:
+def distance_slopes(n_head: int) -> tuple[float, ...]:
     """How fast each head forgets: ALiBi's slopes, 2^(-8 / h), 2^(-16 / h), ... 2^-8."""
-    head = torch.arange(1, n_head + 1, dtype=torch.float32, device=like.device)
-    return torch.exp2(-8 * head / n_head)
+    return tuple(2 ** (-8 * head / n_head) for head in range(1, n_head + 1))
 
 
 def attend_packed(

@@ -157,7 +157,9 @@ class LeapformerAttention(DotProductAttention):
         self.has_own_denominator = self.norm is None and (rotary or self.feature.signed)
         self.normalise = self.norm is None and not self.has_own_denominator
         check_alibi(alibi, form)
-        self.alibi = alibi
+        # The denominator's heads, if it has its own, fade as those they belong to.
+        times = 2 if self.has_own_denominator else 1
+        self.fade = tuple(-slope for slope in distance_slopes(n_head)) * times if alibi else None
         self.gate: ForgetGate | None = None
         if gate is not None:
             one_of("gate", gate, get_args(Gate))
@@ -342,23 +344,12 @@ class LeapformerAttention(DotProductAttention):
             state=past,
             key_mask=key_mask,
             cu_seqlens=cu_seqlens,
-            log_gate=self._log_gate(x),
+            log_gate=None if self.gate is None else self._for_all_heads(self.gate(x)),
+            fade=self.fade,
             normalise=self.normalise,
             eps=self.eps,
         )
         return self._divided(o), after
-
-    def _log_gate(self, x: Tensor) -> Tensor | None:
-        """By how much the past fades at each token of x."""
-        if self.gate is None and not self.alibi:
-            return None
-        fade = x.new_zeros(x.shape[0], self.n_head, x.shape[1], dtype=accumulator(x))
-        if self.alibi:
-            fade = fade - distance_slopes(self.n_head, x).to(fade)[:, None]
-        if self.gate is not None:
-            gate = self.gate(x)
-            fade = gate + (fade if gate.ndim == 3 else fade.unsqueeze(-1))
-        return self._for_all_heads(fade)
 
     def _values(self, v: Tensor) -> Tensor:
         """Values as the op takes them."""

@@ -160,7 +160,9 @@ class SoftmaxAttention(DotProductAttention):
         return softmax_attention(q, state.k, values, key_mask=state.mask)
 
     def _slopes(self, x: Tensor) -> Tensor | None:
-        return distance_slopes(self.n_head, x) if self.alibi else None
+        if not self.alibi:
+            return None
+        return x.new_tensor(distance_slopes(self.n_head), dtype=torch.float32)
 
     @property
     def _dropout(self) -> float:

@@ -10,6 +10,7 @@ own, because its scores can be had at half the width of its features.
 Axes: b batch, h heads, t tokens (n of the source), f features, e values.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -105,6 +106,7 @@ def causal_linear_attention(
     key_mask: Bool[Tensor, "b t"] | None = None,
     cu_seqlens: Int[Tensor, " n"] | None = None,
     log_gate: Float[Tensor, "b h t"] | Float[Tensor, "b h t f"] | None = None,
+    fade: Sequence[float] | None = None,
     normalise: bool = True,
     chunk_size: int | None = None,
     eps: float = 1e-6,
@@ -123,6 +125,7 @@ def causal_linear_attention(
             3 and 2. The batch is then 1, and the state has a row for each sequence.
         log_gate: log of the forget factor, at most 0, that fades the past before each token is
             added: one a head, or one a feature.
+        fade: the same as a constant of each head, from -1 to 0, as ALiBi has it; it costs less.
         normalise: divide by the sum of scores; without it, the weighted sum itself.
         chunk_size: tokens attended to at once: more of them make fewer steps, each of more work.
         eps: floor of the normaliser, reached where no key so far shares a feature with the query.
@@ -132,6 +135,10 @@ def causal_linear_attention(
     """
     check_inputs(q, k, v, key_mask)
     check_same("b h t", k=k, q=q, log_gate=log_gate)
+    if fade is not None:
+        if _fades_by_chunks(fade, q, state, key_mask, cu_seqlens, log_gate):
+            return _fading(q, k, v, None, None, state, fade, normalise, chunk_size, eps)
+        log_gate = _as_gate(fade, k, log_gate)
     if cu_seqlens is not None:
         op = partial(causal_linear_attention, normalise=normalise, chunk_size=chunk_size, eps=eps)
         tokens = {"q": q, "k": k, "v": v, "log_gate": log_gate}
@@ -165,6 +172,7 @@ def causal_proportional_attention(
     key_mask: Bool[Tensor, "b t"] | None = None,
     cu_seqlens: Int[Tensor, " n"] | None = None,
     log_gate: Float[Tensor, "b h t"] | Float[Tensor, "b h t f"] | None = None,
+    fade: Sequence[float] | None = None,
     normalise: bool = True,
     chunk_size: int | None = None,
     eps: float = 1e-6,
@@ -178,12 +186,16 @@ def causal_proportional_attention(
         q, k, v: as there, before the widening.
         p, s: proportions of the queries and of the keys, from 0 to 1.
         state: what an earlier call of either returned, with features of width 2f.
-        key_mask, cu_seqlens, normalise, chunk_size, eps: as there.
+        key_mask, cu_seqlens, fade, normalise, chunk_size, eps: as there.
         log_gate: as there; a gate for each of the f features fades both of its halves.
     """
     check_inputs(q, k, v, key_mask)
     check_floating(p=p, s=s)
     check_same("b h t", k=k, q=q, p=p, s=s, log_gate=log_gate)
+    if fade is not None:
+        if _fades_by_chunks(fade, q, state, key_mask, cu_seqlens, log_gate):
+            return _fading(q, k, v, p, s, state, fade, normalise, chunk_size, eps)
+        log_gate = _as_gate(fade, k, log_gate)
     if cu_seqlens is not None or log_gate is not None or q.shape[2] <= 1:
         if log_gate is not None and log_gate.ndim == 4:
             log_gate = torch.cat([log_gate, log_gate], dim=-1)
@@ -246,9 +258,55 @@ def _chunked(
     eps: float,
 ) -> tuple[Tensor, LinearState]:
     size = _chunk_size(chunk_size)
-    o, _, kv, k_sum, *_ = attend(q, k, v, p, s, before.kv, before.k, size, normalise, eps)
+    o, _, kv, k_sum, *_ = attend(q, k, v, p, s, None, before.kv, before.k, size, normalise, eps)
     length = before.length + count_tokens(k, key_mask)
     return o, LinearState(kv=kv, k=k_sum, log_decay=before.log_decay, length=length)
+
+
+def _fades_by_chunks(
+    fade: Sequence[float],
+    q: Tensor,
+    state: LinearState | None,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    log_gate: Tensor | None,
+) -> bool:
+    """Whether each token is one step further away, so that nothing but the distance counts."""
+    if len(fade) != q.shape[1] or not all(-1 <= rate <= 0 for rate in fade):
+        raise InputError(f"fade={tuple(fade)} must hold {q.shape[1]} rates from -1 to 0")
+    others = (key_mask, cu_seqlens, log_gate, None if state is None else state.trail)
+    return q.shape[2] > 1 and all(other is None for other in others)
+
+
+def _as_gate(fade: Sequence[float], k: Tensor, log_gate: Tensor | None) -> Tensor:
+    """The same as a gate at each token, on top of those that there are."""
+    rate = torch.tensor(fade, dtype=accumulator(k), device=k.device)
+    if log_gate is None:
+        return rate.view(1, -1, 1).expand(k.shape[:3])
+    return log_gate + rate.view(1, -1, *[1] * (log_gate.ndim - 2))
+
+
+def _fading(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    p: Tensor | None,
+    s: Tensor | None,
+    state: LinearState | None,
+    fade: Sequence[float],
+    normalise: bool,
+    chunk_size: int | None,
+    eps: float,
+) -> tuple[Tensor, LinearState]:
+    width = k.shape[-1] if s is None else 2 * k.shape[-1]
+    before = _begin(q, k, v, state, features=width, gated=True)
+    size = _chunk_size(chunk_size)
+    rates = list(fade)
+    o, _, kv, k_sum, *_ = attend(q, k, v, p, s, rates, before.kv, before.k, size, normalise, eps)
+    assert before.log_decay is not None  # `_begin` saw to it.
+    n, rate = q.shape[2], before.k.new_tensor(rates).unsqueeze(-1)
+    log_decay = before.log_decay + n * rate
+    return o, LinearState(kv=kv, k=k_sum, log_decay=log_decay, length=before.length + n)
 
 
 def _gated(

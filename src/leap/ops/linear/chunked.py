@@ -11,6 +11,10 @@ x_i = [sin, cos](pi/2 p_i) and y_j = [sin, cos](pi/2 s_j) are LeaPformer's re-we
 cos(pi/2 (p_i - s_j)), as a dot product of two numbers: scores need features of width f, only the
 state needs 2f. Without proportions x and y drop out.
 
+Scores that fade with distance, a_ij exp(l (i - j)) with a rate l <= 0 of each head, are the same
+with x_i exp(l (i - m)) and y_j exp(l (m - j)) for x and y, m the middle of the chunk, and a state
+that fades from chunk to chunk (see `_Fade`).
+
 Backward, with g = do / den and h = -(do . o) / den (0 where the floor eps holds):
 
     da_ij = g_i . v_j + h_i                            j <= i
@@ -28,6 +32,7 @@ c tokens of a chunk.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -64,6 +69,43 @@ def normalised(num: Tensor, den: Tensor, floor: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
+class _Fade:
+    """Fading with distance, as factors of queries, keys and states.
+
+    A state is kept as the middle of the next chunk sees it. Counted from there, no factor of a
+    rate from -1 to 0 is more than single precision can hold.
+    """
+
+    rate: Tensor
+    """Log of what is left after one token, of each row, `[r, 1, 1]`."""
+    size: int
+    """Tokens of a chunk."""
+
+    def on(self, rows: slice) -> "_Fade":
+        """Of some rows."""
+        return _Fade(self.rate[rows], self.size)
+
+    def of_queries(self, n: int) -> Tensor:
+        """exp(l (i - m)) for n tokens, the first of which begins a chunk, `[r, n, 1]`."""
+        i = torch.arange(n, dtype=self.rate.dtype, device=self.rate.device) % self.size
+        return torch.exp(self.rate * (i - (self.size - 1) / 2).unsqueeze(-1))
+
+    def past(self, n: float | int, *states: Tensor) -> None:
+        """Let states fade by so many tokens, in place; negative takes it back."""
+        factor = torch.exp(self.rate * n)
+        for state in states:
+            state *= factor
+
+    def enter(self, *states: Tensor) -> None:
+        """From before the first token of a chunk to how its middle sees it."""
+        self.past((self.size + 1) / 2, *states)
+
+    def leave(self, *states: Tensor) -> None:
+        """The way back."""
+        self.past(-(self.size + 1) / 2, *states)
+
+
+@dataclass(frozen=True)
 class _Rows:
     """A stretch of some rows, `[r, t, ...]`, in the accumulator's precision, queries scaled."""
 
@@ -75,11 +117,21 @@ class _Rows:
     scale: Tensor
 
     @classmethod
-    def of(cls, inputs: Inputs, rows: slice, stretch: slice, dtype: torch.dtype) -> "_Rows":
+    def of(
+        cls,
+        inputs: Inputs,
+        rows: slice,
+        stretch: slice,
+        dtype: torch.dtype,
+        fade: _Fade | None,
+    ) -> "_Rows":
         q, k, v, p, s = (None if x is None else x[rows, stretch].to(dtype) for x in inputs)
         assert q is not None and k is not None and v is not None
-        scale = unit_scale(q)
-        return cls(q * scale, k, v, turn(p), turn(s), scale)
+        scale, x, y = unit_scale(q), turn(p), turn(s)
+        if fade is not None:
+            since = fade.of_queries(q.shape[1])
+            x, y = (since if x is None else x * since), (1 / since if y is None else y / since)
+        return cls(q * scale, k, v, x, y, scale)
 
     def chunk(self, span: slice) -> "_Chunk":
         x, y = (None if x is None else x[:, span] for x in (self.x, self.y))
@@ -159,12 +211,12 @@ def turn_backward(dx: Tensor, x: Tensor) -> Tensor:
 
 
 def widen(q: Tensor, x: Tensor | None) -> Tensor:
-    """[q x_1, q x_2]: a query or key with its re-weighting multiplied in."""
+    """[q x_1, q x_2], or q x_1 alone: a query or key with its re-weighting multiplied in."""
     if x is None:
         return q
-    wide = q.new_empty(*q.shape[:-1], 2 * q.shape[-1])
-    for half, x_ in zip(wide.chunk(2, dim=-1), x.split(1, dim=-1), strict=True):
-        torch.mul(q, x_, out=half)
+    wide = q.new_empty(*q.shape[:-1], x.shape[-1] * q.shape[-1])
+    for part, x_ in zip(wide.chunk(x.shape[-1], dim=-1), x.split(1, dim=-1), strict=True):
+        torch.mul(q, x_, out=part)
     return wide
 
 
@@ -172,6 +224,8 @@ def widen_backward(dfq: Tensor, q: Tensor, x: Tensor | None) -> tuple[Tensor, Te
     """Gradients of q and x."""
     if x is None:
         return dfq, None
+    if x.shape[-1] == 1:  # What fades is given, not learned.
+        return dfq * x, torch.zeros_like(x)
     by_sin, by_cos = dfq.chunk(2, dim=-1)
     dx = torch.cat([(half * q).sum(-1, keepdim=True) for half in (by_sin, by_cos)], dim=-1)
     return (by_sin * x[..., :1]).addcmul_(by_cos, x[..., 1:]), dx
@@ -199,6 +253,7 @@ def attend(
     v: Tensor,
     p: Tensor | None,
     s: Tensor | None,
+    rate: Sequence[float] | None,
     kv: Tensor,
     k_sum: Tensor,
     chunk_size: int,
@@ -207,27 +262,44 @@ def attend(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Attended values `[b, h, t, e]`, denominators `[b, h, t, 1]`, the state after, and marks.
 
-    Marks are the states at the start of each stretch, `[stretches, b h, ...]`, for the backward.
-    A custom op, so that a compiler takes it as it is: unrolling the loop would gain nothing.
+    Scores fade by a `rate` of each head. Marks are the states at the start of each stretch,
+    `[stretches, b h, ...]`, for the backward. A custom op, so that a compiler takes it as it is:
+    unrolling the loop would gain nothing.
     """
     o, den, kv_after, k_sum_after, kv_marks, k_sum_marks = _outputs(q, v, kv, k_sum, chunk_size)
     kv_after.copy_(kv)
     k_sum_after.copy_(k_sum)
     inputs = tuple(flat_rows(x) for x in (q, k, v, p, s))
     outputs = [x.flatten(0, 1) for x in (o, den, kv_after, k_sum_after.unsqueeze(-1))]
+    fading = _fading(rate, kv, chunk_size)
     with as_given(q):
         for rows in spans(outputs[0].shape[0], ROWS_AT_ONCE):
             o_, den_, kv_, k_sum_ = (x[rows] for x in outputs)
+            fade = None if fading is None else fading.on(rows)
+            if fade is not None:
+                fade.enter(kv_, k_sum_)
             for i, stretch in enumerate(_stretches(q.shape[2], chunk_size)):
                 kv_marks[i, rows], k_sum_marks[i, rows] = kv_, k_sum_
-                part = _Rows.of(inputs, rows, stretch, kv.dtype)
+                part = _Rows.of(inputs, rows, stretch, kv.dtype, fade)
                 for span in spans(part.q.shape[1], chunk_size):
                     c = part.chunk(span)
                     num, den_c = c.attend(kv_, k_sum_)
                     o_c = normalised(num, den_c, eps * c.scale) if normalise else num / c.scale
                     o_[:, stretch][:, span], den_[:, stretch][:, span] = o_c, den_c
                     c.advance_(kv_, k_sum_)
+                    if fade is not None:
+                        fade.past(c.q.shape[1], kv_, k_sum_)
+            if fade is not None:
+                fade.leave(kv_, k_sum_)
     return o, den, kv_after, k_sum_after, kv_marks, k_sum_marks
+
+
+def _fading(rate: Sequence[float] | None, kv: Tensor, chunk_size: int) -> _Fade | None:
+    """How rows fade, given the rate of each head."""
+    if rate is None:
+        return None
+    rates = kv.new_tensor(rate).repeat(kv.shape[0])
+    return _Fade(rates.reshape(-1, 1, 1), chunk_size)
 
 
 def _outputs(
@@ -254,6 +326,7 @@ def attend_backward(
     den: Tensor,
     kv_marks: Tensor,
     k_sum_marks: Tensor,
+    rate: Sequence[float] | None,
     chunk_size: int,
     normalise: bool,
     eps: float,
@@ -267,18 +340,24 @@ def attend_backward(
     saved = [x.flatten(0, 1) for x in (do, o, den)]
     totals = [x.flatten(0, 1) for x in (dkv_before, dk_sum_before.unsqueeze(-1))]
     outputs = [x.flatten(0, 1) if x.ndim > 2 else x for x in (dq, dk, dv, dp, ds)]
+    fading = _fading(rate, dkv, chunk_size)
     with as_given(q):
         for rows in spans(saved[0].shape[0], ROWS_AT_ONCE):
             dkv_, dk_sum_ = (x[rows] for x in totals)
+            fade = None if fading is None else fading.on(rows)
+            if fade is not None:
+                fade.leave(dkv_, dk_sum_)
             for i, stretch in reversed(list(enumerate(_stretches(q.shape[2], chunk_size)))):
-                part = _Rows.of(inputs, rows, stretch, dkv.dtype)
+                part = _Rows.of(inputs, rows, stretch, dkv.dtype, fade)
                 do_, o_, den_ = (x[rows, stretch] for x in saved)
                 g, h = through_the_division(do_, o_, den_, part.scale, normalise, eps)
                 cuts = spans(part.q.shape[1], chunk_size)
                 chunks = [part.chunk(span) for span in cuts]
-                states = _states_before(chunks, kv_marks[i, rows], k_sum_marks[i, rows])
+                states = _states_before(chunks, kv_marks[i, rows], k_sum_marks[i, rows], fade)
                 turns: list[tuple[Tensor | None, Tensor | None]] = []
                 for span, c, state in reversed(list(zip(cuts, chunks, states, strict=True))):
+                    if fade is not None:
+                        fade.past(c.q.shape[1], dkv_, dk_sum_)
                     *grads, dx, dy = c.backward_(g[:, span], h[:, span], *state, dkv_, dk_sum_)
                     for out, grad in zip(outputs, grads, strict=False):
                         out[rows, stretch][:, span] = grad
@@ -286,8 +365,10 @@ def attend_backward(
                 for out, dturn, turn in zip(
                     outputs[3:], zip(*reversed(turns), strict=True), (part.x, part.y), strict=True
                 ):
-                    if turn is not None:
+                    if out.numel() and turn is not None:
                         out[rows, stretch] = turn_backward(torch.cat(dturn, dim=1), turn)
+            if fade is not None:
+                fade.enter(dkv_, dk_sum_)
     return dq, dk, dv, dp, ds, dkv_before, dk_sum_before
 
 
@@ -302,12 +383,16 @@ def through_the_division(
     return g, (g * o).sum(-1, keepdim=True).neg_().masked_fill_(den < floor, 0)
 
 
-def _states_before(chunks: list[_Chunk], kv: Tensor, k_sum: Tensor) -> list[tuple[Tensor, Tensor]]:
+def _states_before(
+    chunks: list[_Chunk], kv: Tensor, k_sum: Tensor, fade: _Fade | None
+) -> list[tuple[Tensor, Tensor]]:
     """The state before each of some chunks, from the one before the first."""
     states = [(kv, k_sum)]
     for c in chunks[:-1]:
         kv, k_sum = kv.clone(), k_sum.clone()
         c.advance_(kv, k_sum)
+        if fade is not None:
+            fade.past(c.q.shape[1], kv, k_sum)
         states.append((kv, k_sum))
     return states
 
@@ -321,18 +406,18 @@ def like(x: Tensor | None, other: Tensor | None = None) -> Tensor:
 
 
 @attend.register_fake
-def _(q, k, v, p, s, kv, k_sum, chunk_size, normalise, eps):  # type: ignore[no-untyped-def]
+def _(q, k, v, p, s, rate, kv, k_sum, chunk_size, normalise, eps):  # type: ignore[no-untyped-def]
     return _outputs(q, v, kv, k_sum, chunk_size)
 
 
 @attend_backward.register_fake
-def _(do, dkv, dk_sum, q, k, v, p, s, o, den, kv_m, k_m, chunk_size, normalise, eps):  # type: ignore[no-untyped-def]
+def _(do, dkv, dk_sum, q, k, v, p, s, o, den, kv_m, k_m, rate, chunk_size, normalise, eps):  # type: ignore[no-untyped-def]
     inputs = (like(q), like(k), like(v), like(p, q), like(s, q))
     return *inputs, like(dkv), like(dk_sum)
 
 
 def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    *tensors, _kv, _k_sum, ctx.chunk_size, ctx.normalise, ctx.eps = inputs
+    *tensors, ctx.rate, _kv, _k_sum, ctx.chunk_size, ctx.normalise, ctx.eps = inputs
     o, den, _kv_after, _k_sum_after, *marks = output
     ctx.save_for_backward(*tensors, o, den, *marks)
     ctx.mark_non_differentiable(den, *marks)
@@ -346,8 +431,10 @@ def _differentiate(ctx, do, _dden, dkv, dk_sum, *_dmarks):  # type: ignore[no-un
     do = torch.zeros_like(o) if do is None else do
     dkv = kv_marks.new_zeros(b, h, f, e) if dkv is None else dkv
     dk_sum = kv_marks.new_zeros(b, h, f) if dk_sum is None else dk_sum
-    grads = attend_backward(do, dkv, dk_sum, *saved, ctx.chunk_size, ctx.normalise, ctx.eps)
-    return *(grad if grad.numel() else None for grad in grads), None, None, None
+    options = ctx.rate, ctx.chunk_size, ctx.normalise, ctx.eps
+    grads = attend_backward(do, dkv, dk_sum, *saved, *options)
+    *inputs, dkv, dk_sum = (grad if grad.numel() else None for grad in grads)
+    return *inputs, None, dkv, dk_sum, None, None, None
 
 
 attend.register_autograd(_differentiate, setup_context=_save)
