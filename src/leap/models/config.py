@@ -104,10 +104,8 @@ class LeapformerConfig(PreTrainedConfig):
     pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        for alias, name in (
-            *self.attribute_map.items(),
-            ("max_position_embeddings", "n_positions"),
-        ):
+        aliases = {**self.attribute_map, "max_position_embeddings": "n_positions"}
+        for alias, name in aliases.items():
             if alias in kwargs:  # Before anything is derived from them.
                 setattr(self, name, kwargs.pop(alias))
         self._check_sizes()
