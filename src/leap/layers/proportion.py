@@ -62,13 +62,16 @@ class LearnedProportion(nn.Module):
             if hidden == 1
             else nn.Sequential(linear(head_width, hidden), nn.ReLU(), linear(hidden, 1))
         )
+        self.per_head = n_head is not None
         self.bins = bins
 
     def forward(
         self, x: Float[Tensor, "b h t w"], positions: Int[Tensor, "b t"] | None = None
     ) -> Float[Tensor, "b h t"]:
         """The proportions of tokens, from features; positions play no part."""
-        p = self.net(x).squeeze(-1).sigmoid()
+        # A projection leaves the heads of a token side by side; a shared net need not move them.
+        y = self.net(x) if self.per_head else self.net(x.transpose(1, 2)).transpose(1, 2)
+        p = y.squeeze(-1).sigmoid()
         # Large inputs round to 1, which is not in (0, 1): at p = 1 and s = 0 no score is left.
         p = p.clamp(max=1 - torch.finfo(p.dtype).eps)
         if self.bins is None:

@@ -41,9 +41,7 @@ from torch import Tensor
 
 from leap.ops.state import as_given
 
-Inputs = tuple[
-    Tensor | None, ...
-]  # _Rows `[r, t, ...]` of q, k, v, and of p and s if there are any.
+Inputs = tuple[Tensor | None, ...]  # q, k, v, and p and s if there are any, `[b, h, t, ...]`.
 
 ROWS_AT_ONCE = 32  # With more rows a chunk's matrices outgrow the cache.
 TOKENS_AT_ONCE = 1024  # Brought to full precision and scaled at once: a copy that fits the cache.
@@ -65,7 +63,7 @@ def normalised(num: Tensor, den: Tensor, floor: Tensor) -> Tensor:
     A query that matches no key at all has no gradient either: that of 0 / floor is a million
     times its input at the usual floor, more than half precision can hold.
     """
-    return (num / den.maximum(floor)).masked_fill(den == 0, 0)
+    return num / den.maximum(floor).masked_fill_(den == 0, torch.inf)
 
 
 @dataclass(frozen=True)
@@ -80,10 +78,6 @@ class _Fade:
     """Log of what is left after one token, of each row, `[r, 1, 1]`."""
     size: int
     """Tokens of a chunk."""
-
-    def on(self, rows: slice) -> "_Fade":
-        """Of some rows."""
-        return _Fade(self.rate[rows], self.size)
 
     def of_queries(self, n: int) -> Tensor:
         """exp(l (i - m)) for n tokens, the first of which begins a chunk, `[r, n, 1]`."""
@@ -125,7 +119,7 @@ class _Rows:
         dtype: torch.dtype,
         fade: _Fade | None,
     ) -> "_Rows":
-        q, k, v, p, s = (None if x is None else x[rows, stretch].to(dtype) for x in inputs)
+        q, k, v, p, s = (None if x is None else part(x, rows, stretch).to(dtype) for x in inputs)
         assert q is not None and k is not None and v is not None
         scale, x, y = unit_scale(q), turn(p), turn(s)
         if fade is not None:
@@ -164,12 +158,12 @@ class _Chunk(_Rows):
         """Numerators and denominators, given the state before the chunk."""
         scores, fq = self.scores()[0], self.fq
         num = torch.bmm(scores, self.v).baddbmm_(fq, kv)
-        return num, scores.sum(-1, keepdim=True).baddbmm_(fq, k_sum)
+        return num, (scores.sum(-1) + torch.linalg.vecdot(fq, k_sum)).unsqueeze(-1)
 
     def advance_(self, kv: Tensor, k_sum: Tensor) -> None:
         """Move the state past the chunk, in place."""
         kv.baddbmm_(self.fk.mT, self.v)
-        k_sum += self.fk.sum(1).unsqueeze(-1)
+        k_sum += self.fk.sum(1, keepdim=True)
 
     def backward_(
         self, g: Tensor, h: Tensor, kv: Tensor, k_sum: Tensor, dkv: Tensor, dk_sum: Tensor
@@ -178,8 +172,8 @@ class _Chunk(_Rows):
         scores, dots, weights = self.scores()
         fq, fk = self.fq, self.fk
         dv = torch.bmm(scores.mT, g).baddbmm_(fk, dkv)
-        dq, dx = widen_backward(torch.bmm(g, kv.mT).baddbmm_(h, k_sum.mT), self.q, self.x)
-        dk, dy = widen_backward(torch.bmm(self.v, dkv.mT).add_(dk_sum.mT), self.k, self.y)
+        dq, dx = widen_backward(torch.bmm(g, kv.mT).addcmul_(h, k_sum), self.q, self.x)
+        dk, dy = widen_backward(torch.bmm(self.v, dkv.mT).add_(dk_sum), self.k, self.y)
 
         dscores = torch.baddbmm(h, g, self.v.mT).tril_()
         if weights is not None:
@@ -192,7 +186,7 @@ class _Chunk(_Rows):
         dk.baddbmm_(dscores.mT, self.q)
 
         dkv.baddbmm_(fq.mT, g)
-        dk_sum.baddbmm_(fq.mT, h)
+        dk_sum.baddbmm_(h.mT, fq)
         return dq, dk, dv, dx, dy
 
 
@@ -231,9 +225,23 @@ def widen_backward(dfq: Tensor, q: Tensor, x: Tensor | None) -> tuple[Tensor, Te
     return (by_sin * x[..., :1]).addcmul_(by_cos, x[..., 1:]), dx
 
 
-def flat_rows(x: Tensor | None) -> Tensor | None:
-    """Batch and heads as one axis."""
-    return None if x is None else x.flatten(0, 1)
+def row_spans(x: Tensor) -> list[slice]:
+    """The batch of `[b, h, ...]` cut into pieces of so many rows as are computed at once."""
+    return spans(x.shape[0], max(1, ROWS_AT_ONCE // max(1, x.shape[1])))
+
+
+def part(x: Tensor, rows: slice, stretch: slice = slice(None)) -> Tensor:
+    """Some tokens of some rows, batch and heads as one axis.
+
+    A projection leaves the heads of a token side by side, and then this is a copy; but of a
+    stretch, which fits the cache.
+    """
+    return x[rows, :, stretch].flatten(0, 1)
+
+
+def put(x: Tensor, out: Tensor, rows: slice, stretch: slice) -> None:
+    """Write what was computed of some tokens of some rows."""
+    out[rows, :, stretch] = x.unflatten(0, (-1, out.shape[1]))
 
 
 def spans(length: int, size: int) -> list[slice]:
@@ -263,29 +271,29 @@ def attend(
     """Attended values `[b, h, t, e]`, denominators `[b, h, t, 1]`, the state after, and marks.
 
     Scores fade by a `rate` of each head. Marks are the states at the start of each stretch,
-    `[stretches, b h, ...]`, for the backward. A custom op, so that a compiler takes it as it is:
+    `[stretches, b, h, ...]`, for the backward. A custom op, so that a compiler takes it as it is:
     unrolling the loop would gain nothing.
     """
     o, den, kv_after, k_sum_after, kv_marks, k_sum_marks = _outputs(q, v, kv, k_sum, chunk_size)
     kv_after.copy_(kv)
     k_sum_after.copy_(k_sum)
-    inputs = tuple(flat_rows(x) for x in (q, k, v, p, s))
-    outputs = [x.flatten(0, 1) for x in (o, den, kv_after, k_sum_after.unsqueeze(-1))]
-    fading = _fading(rate, kv, chunk_size)
+    inputs = q, k, v, p, s
     with as_given(q):
-        for rows in spans(outputs[0].shape[0], ROWS_AT_ONCE):
-            o_, den_, kv_, k_sum_ = (x[rows] for x in outputs)
-            fade = None if fading is None else fading.on(rows)
+        for rows in row_spans(q):
+            kv_, k_sum_ = part(kv_after, rows), part(k_sum_after, rows).unsqueeze(1)
+            fade = _fading(rate, kv_, chunk_size)
             if fade is not None:
                 fade.enter(kv_, k_sum_)
             for i, stretch in enumerate(_stretches(q.shape[2], chunk_size)):
-                kv_marks[i, rows], k_sum_marks[i, rows] = kv_, k_sum_
-                part = _Rows.of(inputs, rows, stretch, kv.dtype, fade)
-                for span in spans(part.q.shape[1], chunk_size):
-                    c = part.chunk(span)
+                part(kv_marks[i], rows).copy_(kv_)
+                part(k_sum_marks[i], rows).copy_(k_sum_)
+                tokens = _Rows.of(inputs, rows, stretch, kv.dtype, fade)
+                for span in spans(tokens.q.shape[1], chunk_size):
+                    c = tokens.chunk(span)
                     num, den_c = c.attend(kv_, k_sum_)
                     o_c = normalised(num, den_c, eps * c.scale) if normalise else num / c.scale
-                    o_[:, stretch][:, span], den_[:, stretch][:, span] = o_c, den_c
+                    put(o_c, o[:, :, stretch], rows, span)
+                    put(den_c, den[:, :, stretch], rows, span)
                     c.advance_(kv_, k_sum_)
                     if fade is not None:
                         fade.past(c.q.shape[1], kv_, k_sum_)
@@ -295,10 +303,10 @@ def attend(
 
 
 def _fading(rate: Sequence[float] | None, kv: Tensor, chunk_size: int) -> _Fade | None:
-    """How rows fade, given the rate of each head."""
+    """How the rows of a state fade, given the rate of each head."""
     if rate is None:
         return None
-    rates = kv.new_tensor(rate).repeat(kv.shape[0])
+    rates = kv.new_tensor(rate).repeat(kv.shape[0] // len(rate))
     return _Fade(rates.reshape(-1, 1, 1), chunk_size)
 
 
@@ -308,7 +316,7 @@ def _outputs(
     n = len(_stretches(q.shape[2], chunk_size))
     b, h, f, e = kv.shape
     after = kv.new_empty(kv.shape), k_sum.new_empty(k_sum.shape)
-    marks = kv.new_empty(n, b * h, f, e), k_sum.new_empty(n, b * h, f, 1)
+    marks = kv.new_empty(n, b, h, f, e), k_sum.new_empty(n, b, h, 1, f)
     return like(v), kv.new_empty(*v.shape[:3], 1), *after, *marks
 
 
@@ -336,37 +344,38 @@ def attend_backward(
     # Contiguous, as views of their rows are what the loop adds to.
     dkv_before = dkv.clone(memory_format=torch.contiguous_format)
     dk_sum_before = dk_sum.clone(memory_format=torch.contiguous_format)
-    inputs = tuple(flat_rows(x) for x in (q, k, v, p, s))
-    saved = [x.flatten(0, 1) for x in (do, o, den)]
-    totals = [x.flatten(0, 1) for x in (dkv_before, dk_sum_before.unsqueeze(-1))]
-    outputs = [x.flatten(0, 1) if x.ndim > 2 else x for x in (dq, dk, dv, dp, ds)]
-    fading = _fading(rate, dkv, chunk_size)
+    inputs, outputs = (q, k, v, p, s), (dq, dk, dv, dp, ds)
     with as_given(q):
-        for rows in spans(saved[0].shape[0], ROWS_AT_ONCE):
-            dkv_, dk_sum_ = (x[rows] for x in totals)
-            fade = None if fading is None else fading.on(rows)
+        for rows in row_spans(q):
+            dkv_, dk_sum_ = part(dkv_before, rows), part(dk_sum_before, rows).unsqueeze(1)
+            fade = _fading(rate, dkv_, chunk_size)
             if fade is not None:
                 fade.leave(dkv_, dk_sum_)
             for i, stretch in reversed(list(enumerate(_stretches(q.shape[2], chunk_size)))):
-                part = _Rows.of(inputs, rows, stretch, dkv.dtype, fade)
-                do_, o_, den_ = (x[rows, stretch] for x in saved)
-                g, h = through_the_division(do_, o_, den_, part.scale, normalise, eps)
-                cuts = spans(part.q.shape[1], chunk_size)
-                chunks = [part.chunk(span) for span in cuts]
-                states = _states_before(chunks, kv_marks[i, rows], k_sum_marks[i, rows], fade)
+                tokens = _Rows.of(inputs, rows, stretch, dkv.dtype, fade)
+                do_, o_, den_ = (part(x, rows, stretch) for x in (do, o, den))
+                g, h = through_the_division(do_, o_, den_, tokens.scale, normalise, eps)
+                cuts = spans(tokens.q.shape[1], chunk_size)
+                chunks = [tokens.chunk(span) for span in cuts]
+                marks = part(kv_marks[i], rows), part(k_sum_marks[i], rows)
+                states = _states_before(chunks, *marks, fade)
                 turns: list[tuple[Tensor | None, Tensor | None]] = []
                 for span, c, state in reversed(list(zip(cuts, chunks, states, strict=True))):
                     if fade is not None:
                         fade.past(c.q.shape[1], dkv_, dk_sum_)
                     *grads, dx, dy = c.backward_(g[:, span], h[:, span], *state, dkv_, dk_sum_)
                     for out, grad in zip(outputs, grads, strict=False):
-                        out[rows, stretch][:, span] = grad
+                        put(grad, out[:, :, stretch], rows, span)
                     turns.append((dx, dy))
                 for out, dturn, turn in zip(
-                    outputs[3:], zip(*reversed(turns), strict=True), (part.x, part.y), strict=True
+                    outputs[3:],
+                    zip(*reversed(turns), strict=True),
+                    (tokens.x, tokens.y),
+                    strict=True,
                 ):
                     if out.numel() and turn is not None:
-                        out[rows, stretch] = turn_backward(torch.cat(dturn, dim=1), turn)
+                        dp_ = turn_backward(torch.cat(dturn, dim=1), turn)
+                        put(dp_, out, rows, stretch)
             if fade is not None:
                 fade.enter(dkv_, dk_sum_)
     return dq, dk, dv, dp, ds, dkv_before, dk_sum_before
@@ -398,11 +407,11 @@ def _states_before(
 
 
 def like(x: Tensor | None, other: Tensor | None = None) -> Tensor:
-    """An empty contiguous tensor like x; of no elements, on the device of `other`, for None."""
+    """An empty tensor laid out as x; of no elements, on the device of `other`, for None."""
     if x is None:
         assert other is not None
         return other.new_empty(0)
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+    return torch.empty_like(x)
 
 
 @attend.register_fake
@@ -413,7 +422,7 @@ def _(q, k, v, p, s, rate, kv, k_sum, chunk_size, normalise, eps):  # type: igno
 @attend_backward.register_fake
 def _(do, dkv, dk_sum, q, k, v, p, s, o, den, kv_m, k_m, rate, chunk_size, normalise, eps):  # type: ignore[no-untyped-def]
     inputs = (like(q), like(k), like(v), like(p, q), like(s, q))
-    return *inputs, like(dkv), like(dk_sum)
+    return *inputs, dkv.new_empty(dkv.shape), dk_sum.new_empty(dk_sum.shape)
 
 
 def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
@@ -426,11 +435,11 @@ def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 
 def _differentiate(ctx, do, _dden, dkv, dk_sum, *_dmarks):  # type: ignore[no-untyped-def]
     saved = ctx.saved_tensors  # Once: checkpointing computes them anew at each look.
-    o, _, kv_marks, _ = saved[-4:]
-    (b, h), (f, e) = o.shape[:2], kv_marks.shape[2:]
+    o, _, kv_marks, k_sum_marks = saved[-4:]
     do = torch.zeros_like(o) if do is None else do
-    dkv = kv_marks.new_zeros(b, h, f, e) if dkv is None else dkv
-    dk_sum = kv_marks.new_zeros(b, h, f) if dk_sum is None else dk_sum
+    dkv = kv_marks.new_zeros(kv_marks.shape[1:]) if dkv is None else dkv
+    if dk_sum is None:
+        dk_sum = k_sum_marks.new_zeros(k_sum_marks.shape[1:]).squeeze(-2)
     options = ctx.rate, ctx.chunk_size, ctx.normalise, ctx.eps
     grads = attend_backward(do, dkv, dk_sum, *saved, *options)
     *inputs, dkv, dk_sum = (grad if grad.numel() else None for grad in grads)

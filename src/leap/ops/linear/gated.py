@@ -24,7 +24,7 @@ def gated_attend(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Numerators `[b, h, t, e]`, denominators `[b, h, t, 1]` and the sums after the last token."""
     nums, dens = [], []
-    k_sum = k_sum.unsqueeze(-1)
+    k_sum = k_sum.unsqueeze(-2)
     with as_given(q):
         for q_c, k_c, v_c, gate in zip(
             *(x.split(chunk_size, dim=2) for x in (q, k, v, log_gate)), strict=True
@@ -33,13 +33,13 @@ def gated_attend(
             scores = decayed_scores(q_c, k_c, decay)
             since = q_c * decay.exp()
             nums.append(scores @ v_c + since @ kv)
-            dens.append(scores.sum(-1, keepdim=True) + since @ k_sum)
+            dens.append((scores.sum(-1) + torch.linalg.vecdot(since, k_sum)).unsqueeze(-1))
 
             to_end = decay[:, :, -1:]
             kept = k_c * (to_end - decay).exp()
             kv = to_end.mT.exp() * kv + kept.mT @ v_c
-            k_sum = to_end.mT.exp() * k_sum + kept.sum(2).unsqueeze(-1)
-    return torch.cat(nums, dim=2), torch.cat(dens, dim=2), kv, k_sum.squeeze(-1)
+            k_sum = to_end.exp() * k_sum + kept.sum(2, keepdim=True)
+    return torch.cat(nums, dim=2), torch.cat(dens, dim=2), kv, k_sum.squeeze(-2)
 
 
 def decayed_scores(q: Tensor, k: Tensor, decay: Tensor) -> Tensor:

@@ -85,7 +85,8 @@ class LinearState(Recurrent):
         scale = unit_scale(q.to(self.kv.dtype))
         scaled = q.to(self.kv.dtype) * scale
         with as_given(q):
-            num, den = scaled @ self.kv, scaled @ self.k.unsqueeze(-1)
+            num = scaled @ self.kv
+            den = torch.linalg.vecdot(scaled, self.k.unsqueeze(-2)).unsqueeze(-1)
         if not normalise:
             return (num / scale).to(q.dtype)
         return normalised(num, den, eps * scale).to(q.dtype)

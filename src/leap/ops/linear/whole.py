@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from leap.ops.linear.chunked import (
-    ROWS_AT_ONCE,
     TOKENS_AT_ONCE,
-    flat_rows,
     like,
     normalised,
+    part,
+    put,
+    row_spans,
     spans,
     through_the_division,
     turn,
@@ -51,23 +52,21 @@ def attend(
     The mask is `[b, 1, n, 1]`; `total` is the precision to sum in.
     """
     o, den, kv, k_sum = _outputs(q, k, v, p, total)
-    kv_rows, k_sum_rows = kv.flatten(0, 1), k_sum.flatten(0, 1).unsqueeze(-1)
-    keys = [flat_rows(x) for x in (k, v, s, _of_rows(key_mask, k))]
-    queries, outputs = [flat_rows(x) for x in (q, p)], [x.flatten(0, 1) for x in (o, den)]
     with as_given(q):
-        for rows in spans(kv_rows.shape[0], ROWS_AT_ONCE):
-            kv_, k_sum_ = kv_rows[rows].zero_(), k_sum_rows[rows].zero_()
+        for rows in row_spans(q):
+            kv_, k_sum_ = part(kv, rows).zero_(), part(k_sum, rows).unsqueeze(1).zero_()
             for stretch in spans(k.shape[2], TOKENS_AT_ONCE):
-                k_, v_, y, _ = _keys(keys, rows, stretch, total)
+                k_, v_, y, _ = _keys((k, v, s, key_mask), rows, stretch, total)
                 fk = widen(k_, y)
                 kv_.baddbmm_(fk.mT, v_)
-                k_sum_ += fk.sum(1).unsqueeze(-1)
+                k_sum_ += fk.sum(1, keepdim=True)
             for stretch in spans(q.shape[2], TOKENS_AT_ONCE):
-                q_, x, scale = _queries(queries, rows, stretch, total)
+                q_, x, scale = _queries((q, p), rows, stretch, total)
                 fq = widen(q_, x)
-                num, den_ = torch.bmm(fq, kv_), torch.bmm(fq, k_sum_)
+                num, den_ = torch.bmm(fq, kv_), torch.linalg.vecdot(fq, k_sum_).unsqueeze(-1)
                 o_ = normalised(num, den_, eps * scale) if normalise else num / scale
-                outputs[0][rows, stretch], outputs[1][rows, stretch] = o_, den_
+                put(o_, o, rows, stretch)
+                put(den_, den, rows, stretch)
     return o, den, kv, k_sum
 
 
@@ -92,68 +91,64 @@ def attend_backward(
     """Gradients of q, k, v, p and s, the last two empty without proportions."""
     dq, dk, dv, dp, ds = like(q), like(k), like(v), like(p, q), like(s, q)
     total = kv.dtype
-    dkv_rows = dkv.flatten(0, 1).clone()
-    dk_sum_rows = dk_sum.flatten(0, 1).unsqueeze(-1).clone()
-    kv_rows, k_sum_rows = kv.flatten(0, 1), k_sum.flatten(0, 1).unsqueeze(-1)
-    keys = [flat_rows(x) for x in (k, v, s, _of_rows(key_mask, k))]
-    queries, saved = [flat_rows(x) for x in (q, p)], [x.flatten(0, 1) for x in (do, o, den)]
-    dq_, dk_, dv_ = (x.flatten(0, 1) for x in (dq, dk, dv))
-    dp_, ds_ = (x.flatten(0, 1) if x.ndim > 2 else x for x in (dp, ds))
     with as_given(q):
-        for rows in spans(kv_rows.shape[0], ROWS_AT_ONCE):
+        for rows in row_spans(q):
+            kv_, k_sum_ = part(kv, rows), part(k_sum, rows).unsqueeze(1)
+            dkv_, dk_sum_ = part(dkv, rows).clone(), part(dk_sum, rows).unsqueeze(1).clone()
             for stretch in spans(q.shape[2], TOKENS_AT_ONCE):
-                part, x, scale = _queries(queries, rows, stretch, total)
-                do_, o_, den_ = (y[rows, stretch] for y in saved)
+                q_, x, scale = _queries((q, p), rows, stretch, total)
+                do_, o_, den_ = (part(y, rows, stretch) for y in (do, o, den))
                 g, h = through_the_division(do_, o_, den_, scale, normalise, eps)
-                dfq = torch.bmm(g, kv_rows[rows].mT).baddbmm_(h, k_sum_rows[rows].mT)
-                grad, dx = widen_backward(dfq, part, x)
-                dq_[rows, stretch] = grad * scale
+                dfq = torch.bmm(g, kv_.mT).addcmul_(h, k_sum_)
+                grad, dx = widen_backward(dfq, q_, x)
+                put(grad * scale, dq, rows, stretch)
                 if dx is not None and x is not None:
-                    dp_[rows, stretch] = turn_backward(dx, x)
-                fq = widen(part, x)
-                dkv_rows[rows].baddbmm_(fq.mT, g)
-                dk_sum_rows[rows].baddbmm_(fq.mT, h)
+                    put(turn_backward(dx, x), dp, rows, stretch)
+                fq = widen(q_, x)
+                dkv_.baddbmm_(fq.mT, g)
+                dk_sum_.baddbmm_(h.mT, fq)
             for stretch in spans(k.shape[2], TOKENS_AT_ONCE):
-                part, values, y, real = _keys(keys, rows, stretch, total)
-                dfk = torch.bmm(values, dkv_rows[rows].mT).add_(dk_sum_rows[rows].mT)
-                dvalues = torch.bmm(widen(part, y), dkv_rows[rows])
-                grad, dy = widen_backward(dfk, part, y)
+                k_, v_, y, real = _keys((k, v, s, key_mask), rows, stretch, total)
+                dfk = torch.bmm(v_, dkv_.mT).add_(dk_sum_)
+                dvalues = torch.bmm(widen(k_, y), dkv_)
+                grad, dy = widen_backward(dfk, k_, y)
                 if real is not None:
                     grad, dvalues = (torch.where(real, x, 0) for x in (grad, dvalues))
-                dk_[rows, stretch], dv_[rows, stretch] = grad, dvalues
+                put(grad, dk, rows, stretch)
+                put(dvalues, dv, rows, stretch)
                 if dy is not None and y is not None:
-                    ds_[rows, stretch] = turn_backward(dy, y)
+                    put(turn_backward(dy, y), ds, rows, stretch)
     return dq, dk, dv, dp, ds
 
 
 def _queries(
-    queries: list[Tensor | None], rows: slice, stretch: slice, total: torch.dtype
+    queries: tuple[Tensor, Tensor | None], rows: slice, stretch: slice, total: torch.dtype
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """A stretch of scaled queries, what re-weights them, and the scale."""
-    q, p = (None if x is None else x[rows, stretch].to(total) for x in queries)
+    q, p = (None if x is None else part(x, rows, stretch).to(total) for x in queries)
     assert q is not None
     scale = unit_scale(q)
     return q * scale, turn(p), scale
 
 
 def _keys(
-    keys: list[Tensor | None], rows: slice, stretch: slice, total: torch.dtype
+    keys: tuple[Tensor, Tensor, Tensor | None, Tensor | None],
+    rows: slice,
+    stretch: slice,
+    total: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """A stretch of keys and values, 0 at pads, what re-weights the keys, and where none is a pad.
 
     The re-weighting of a pad may be anything finite, and its gradient is 0 as its key is.
     """
-    k, v, s = (None if x is None else x[rows, stretch].to(total) for x in keys[:3])
+    *inputs, key_mask = keys
+    k, v, s = (None if x is None else part(x, rows, stretch).to(total) for x in inputs)
     assert k is not None and v is not None
-    real = None if keys[3] is None else keys[3][rows, stretch]
-    if real is not None:
-        k, v = torch.where(real, k, 0), torch.where(real, v, 0)
-        s = None if s is None else torch.where(real.squeeze(-1), s, 0)
-    return k, v, turn(s), real
-
-
-def _of_rows(key_mask: Tensor | None, k: Tensor) -> Tensor | None:
-    return None if key_mask is None else key_mask.expand(*k.shape[:3], 1)
+    if key_mask is None:
+        return k, v, turn(s), None
+    real = part(key_mask.expand(-1, keys[0].shape[1], -1, -1), rows, stretch)
+    s = None if s is None else torch.where(real.squeeze(-1), s, 0)
+    return torch.where(real, k, 0), torch.where(real, v, 0), turn(s), real
 
 
 def _outputs(
@@ -162,7 +157,8 @@ def _outputs(
     (b, h, t, f), e = q.shape, v.shape[-1]
     f = f if p is None else 2 * f
     den, kv, k_sum = (q.new_empty(b, h, *sizes, dtype=total) for sizes in ((t, 1), (f, e), (f,)))
-    return v.new_empty(b, h, t, e), den, kv, k_sum
+    o = v.new_empty(b, t, h, e).transpose(1, 2)  # So that joining the heads copies nothing.
+    return o, den, kv, k_sum
 
 
 @attend.register_fake
