@@ -90,6 +90,18 @@ def test_models_that_are_done_are_not_trained_again(config):
     assert not told
 
 
+def test_another_distance_is_asked_without_training_again(config):
+    config = replace(config, models=("leap:none",), steps=40)
+    (row,) = recall(config)
+    told = []
+    (further,) = recall(replace(config, distances=(3, 50)), lambda *status: told.append(status))
+    (whole,) = recall(replace(config, distances=(50,), output=config.output.with_name("anew")))
+    assert list(further.accuracy) == [3, 50] and further.accuracy[3] == row.accuracy[3]
+    assert further.accuracy[50] == whole.accuracy[50]
+    assert all(status.step == config.steps for _, status in told)
+    assert recall(config) == [row]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

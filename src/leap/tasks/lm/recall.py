@@ -131,7 +131,7 @@ class Questions(Dataset[dict[str, Tensor]]):
 
 
 def recall(config: RecallConfig, progress: CompareProgress | None = None) -> list[Remembered]:
-    """Train each model, ask it, and write the table; models that are done are not trained again."""
+    """Train each model, ask it, and write the table; nothing is trained or asked twice."""
     corpus = read_corpus(config.data)
     tokenizer = make_tokenizer("bytes", None, [])
     filler = {part: tokenizer.encode_documents(corpus.part(part)) for part in ("train", "valid")}
@@ -150,14 +150,38 @@ def _one(
     progress: CompareProgress | None,
 ) -> Remembered:
     settings = asdict(config) | {"model": name}
-    for other in ("models", "output"):
+    for other in ("models", "distances", "output"):
         settings.pop(other)
     folder = RunFolder(config.output / name.replace(":", "-").replace(",", "+"), settings)
-    finished = folder.metrics()
-    if finished is not None:
-        accuracy = {int(d): share for d, share in finished["accuracy"].items()}
-        return Remembered(name, finished["parameters"], accuracy)
+    metrics = folder.metrics() or {"accuracy": {}}
+    accuracy = {int(distance): share for distance, share in metrics["accuracy"].items()}
+    missing = [distance for distance in config.distances if distance not in accuracy]
+    if missing:
+        model = _trained(config, name, tokenizer, filler, folder, progress)
+        for distance in missing:
+            accuracy[distance] = accuracy_at(
+                model,
+                filler["valid"],
+                config.words,
+                distance=distance,
+                questions=config.questions,
+                seed=config.seed,
+            )
+            metrics = asdict(Remembered(name, model.num_parameters(), accuracy))
+            folder.write_metrics(metrics)
+    asked = {distance: accuracy[distance] for distance in config.distances}
+    return Remembered(name, metrics["parameters"], asked)
 
+
+def _trained(
+    config: RecallConfig,
+    name: str,
+    tokenizer: TextTokenizer,
+    filler: dict[str, Tensor],
+    folder: RunFolder,
+    progress: CompareProgress | None,
+) -> PreTrainedModel:
+    """The model with its training done, which goes on from wherever it was stopped."""
     set_seed(config.seed)
     model = _model(config, name, tokenizer)
     train, valid = (
@@ -177,20 +201,7 @@ def _one(
             progress(name, status)
 
     fit(model, train, valid, config, folder, tell)
-    accuracy = {
-        distance: accuracy_at(
-            model,
-            filler["valid"],
-            config.words,
-            distance=distance,
-            questions=config.questions,
-            seed=config.seed,
-        )
-        for distance in config.distances
-    }
-    found = Remembered(name, model.num_parameters(), accuracy)
-    folder.write_metrics(asdict(found))
-    return found
+    return model
 
 
 def _model(config: RecallConfig, name: str, tokenizer: TextTokenizer) -> PreTrainedModel:
