@@ -20,8 +20,10 @@ from leap.ops import (
 from leap.ops.features import positional, proportional
 from leap.ops.linear import (
     causal_linear_attention_reference,
+    chunked,
     linear_attention_reference,
     read_and_attend,
+    whole,
 )
 from leap.ops.tolerance import TOLERANCES, relative_error
 
@@ -645,6 +647,33 @@ def test_compiled_gives_the_same_numbers(gated, shapes_unchecked):
     actual, compiled_kv = compiled(*inputs)
     assert_close((actual, compiled_kv), (expected, kv))
     assert_same_gradients(actual, expected, inputs if gated else inputs[:-1])
+
+
+def side_by_side(x):
+    """The same numbers, the heads of a token beside each other, as a projection leaves them."""
+    return x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+
+
+@pytest.mark.parametrize("lay", [lambda x: x, side_by_side], ids=["apart", "side-by-side"])
+@pytest.mark.parametrize("proportions", [True, False])
+def test_the_compiler_finds_nothing_wrong_with_the_custom_ops(lay, proportions, shapes_unchecked):
+    q, k, v = map(lay, make_qkv(20))
+    p, s = map(lay, make_proportions(20)) if proportions else (None, None)
+    f = q.shape[-1] * (2 if proportions else 1)
+    kv, k_sum = (torch.rand(2, 3, *n, dtype=torch.double) for n in ((f, 3), (f,)))
+    before = kv.requires_grad_(), k_sum.requires_grad_()
+    mask = torch.rand(2, 1, 20, 1) < 0.7
+    for rate in (None, [-0.1, -0.2, -0.3]):
+        torch.library.opcheck(chunked.attend, (q, k, v, p, s, rate, *before, 8, True, 1e-6))
+    torch.library.opcheck(whole.attend, (q, k, v, p, s, mask, torch.double, True, 1e-6))
+
+
+def test_heads_side_by_side_stay_so():
+    q, k, v = map(side_by_side, make_qkv(20, values=5))
+    for o in (linear_attention(q, k, v), causal_linear_attention(q, k, v, chunk_size=8)[0]):
+        assert o.transpose(1, 2).is_contiguous()
+        grads = torch.autograd.grad(o.sum(), (q, k, v))
+        assert all(x.transpose(1, 2).is_contiguous() for x in grads)
 
 
 # Bad input

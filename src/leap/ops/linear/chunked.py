@@ -251,7 +251,11 @@ def spans(length: int, size: int) -> list[slice]:
 
 def _stretches(length: int, chunk_size: int) -> list[slice]:
     """Runs of chunks that are brought to full precision together."""
-    return spans(length, max(chunk_size, TOKENS_AT_ONCE // chunk_size * chunk_size))
+    return spans(length, _stretch_size(chunk_size))
+
+
+def _stretch_size(chunk_size: int) -> int:
+    return max(chunk_size, TOKENS_AT_ONCE // chunk_size * chunk_size)
 
 
 @torch.library.custom_op("leap::causal_linear_attention", mutates_args=())
@@ -313,7 +317,8 @@ def _fading(rate: Sequence[float] | None, kv: Tensor, chunk_size: int) -> _Fade 
 def _outputs(
     q: Tensor, v: Tensor, kv: Tensor, k_sum: Tensor, chunk_size: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    n = len(_stretches(q.shape[2], chunk_size))
+    size = _stretch_size(chunk_size)
+    n = (q.shape[2] + size - 1) // size  # Not by a loop, so that a compiler may leave t open.
     b, h, f, e = kv.shape
     after = kv.new_empty(kv.shape), k_sum.new_empty(k_sum.shape)
     marks = kv.new_empty(n, b, h, f, e), k_sum.new_empty(n, b, h, 1, f)
