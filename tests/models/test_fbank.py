@@ -120,8 +120,9 @@ def test_what_is_no_sound_of_ours_is_refused(shapes_unchecked):
         extractor(np.zeros(0, np.float32))
     with pytest.raises(InputError, match=r"the shape \[1600, 2\]"):
         extractor([np.zeros((1600, 2), np.float32)])
-    with pytest.raises(InputError, match="no finite numbers"):
-        extractor(np.full(1600, np.nan, np.float32))
+    for make in (extractor, extractor.frames):
+        with pytest.raises(InputError, match="no finite numbers"):
+            make(np.full(1600, np.nan, np.float32))
 
 
 def test_statistics_that_do_not_fit_are_refused():

@@ -41,6 +41,8 @@ def prepare(config: PrepareConfig) -> None:
         print(f"  {part:<18} {count:>8,} sentences" + (f" {hours:8.2f} h" if hours else ""))
     if facts["left_out"]:
         print(f"{facts['left_out']:,} sentences left out; see {config.output / 'left_out.txt'}")
+    for note in facts.get("notes", ()):
+        print(note)
     print(f"wrote {config.output}")
 
 
@@ -62,6 +64,8 @@ def evaluate(config: EvalConfig) -> None:
         found = evaluating.evaluate(config, lambda name, done, total: show(name, done, total))
     for table in evaluating.tables(found):
         show_table(table.columns, table.rows, table.title)
+    for line in evaluating.notes(found):
+        print(line)
     scores = found[0].scores
     print(*evaluating.signatures(scores), sep="\n")
     print(f"{scores.sentences} sentences; wrote {config.output}")

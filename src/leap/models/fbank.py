@@ -92,7 +92,7 @@ class LeapformerFeatureExtractor(SequenceFeatureExtractor):
             )
         several = len(raw_speech) > 0 and np.ndim(raw_speech[0]) > 0
         recordings = list(raw_speech) if several else [raw_speech]
-        frames = [self.normalise(self.frames(as_samples(sound))) for sound in recordings]
+        frames = [self.normalise(self.frames(sound)) for sound in recordings]
         for number, found in enumerate(frames):
             if not len(found):
                 raise InputError(
@@ -109,9 +109,9 @@ class LeapformerFeatureExtractor(SequenceFeatureExtractor):
             return_tensors=return_tensors,
         )
 
-    def frames(self, samples: Samples) -> Frames:
-        """Frames of a whole recording, not normalised."""
-        return self._frames(np.concatenate([np.zeros(self.lead, np.float32), samples]))
+    def frames(self, sound: Any) -> Frames:
+        """Frames of a whole recording, not normalised; see `as_samples` for what it may be."""
+        return self._frames(np.concatenate([np.zeros(self.lead, np.float32), as_samples(sound)]))
 
     def normalise(self, frames: Frames) -> Frames:
         """Frames with the training data's mean and deviation taken out, if these are known."""

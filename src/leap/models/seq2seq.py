@@ -31,6 +31,7 @@ from leap.models.encoder import Encoder, SpeechEncoder, TextEncoder
 from leap.models.loss import IGNORED, linear_cross_entropy
 from leap.models.seq2seq_config import LeapformerSeq2SeqConfig, LeapformerSpeechConfig
 from leap.models.states import States
+from leap.ops.state import accumulator
 
 
 class LeapformerSeq2SeqPreTrainedModel(LeapformerPreTrainedModel):
@@ -212,7 +213,8 @@ class LeapformerForSeq2SeqLM(LeapformerSeq2SeqPreTrainedModel, GenerationMixin):
                 the loss is returned, and no logits unless `config.loss_without_logits` is off. In
                 training it is that of smoothed labels.
             transcript: source tokens that the encoder's states should tell, `[b, l]`, -100 where
-                there is none, for a model with `ctc_weight`.
+                there is none, for a model with `ctc_weight`. A sentence that has none at all is
+                left out. Like that of the labels, the sum is divided by the number of labels.
             logits_to_keep: for how many of the last tokens, or for which, to give logits.
         """
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
@@ -235,12 +237,15 @@ class LeapformerForSeq2SeqLM(LeapformerSeq2SeqPreTrainedModel, GenerationMixin):
         x = outputs.last_hidden_state
         loss = logits = None
         if labels is not None:
-            loss = self._loss(x, labels, kwargs.get("num_items_in_batch"))
+            total = self._loss(x, labels)
             if transcript is not None:
                 spoken = self.model.encoder.state_mask(attention_mask)
-                loss = loss + self.config.ctc_weight * self._ctc(
+                total = total + self.config.ctc_weight * self._ctc(
                     outputs.encoder_last_hidden_state, spoken, transcript
                 )
+            # Trainer counts labels over all parts of a batch: the losses of parts then add up.
+            n_items = kwargs.get("num_items_in_batch")
+            loss = total / ((labels != IGNORED).sum() if n_items is None else n_items)
         if loss is None or not self.config.loss_without_logits:
             last = isinstance(logits_to_keep, int)
             kept = slice(-logits_to_keep, None) if last else logits_to_keep
@@ -279,13 +284,12 @@ class LeapformerForSeq2SeqLM(LeapformerSeq2SeqPreTrainedModel, GenerationMixin):
         x, states = self.model.decoder.write(tokens, states)
         return self.lm_head(x), states
 
-    def _loss(self, x: Tensor, labels: Tensor, n_items: Tensor | int | None) -> Tensor:
+    def _loss(self, x: Tensor, labels: Tensor) -> Tensor:
         target = labels.flatten().to(x.device)
         smoothing = self.config.label_smoothing if self.training else 0.0
-        total = linear_cross_entropy(
+        return linear_cross_entropy(
             x.flatten(0, 1), self.lm_head.weight, target, smoothing=smoothing
         )
-        return total / ((target != IGNORED).sum() if n_items is None else n_items)
 
     def _ctc(self, hidden: Tensor, spoken: Tensor | None, transcript: Tensor) -> Tensor:
         if self.ctc_head is None:
@@ -293,16 +297,18 @@ class LeapformerForSeq2SeqLM(LeapformerSeq2SeqPreTrainedModel, GenerationMixin):
         b, n = hidden.shape[:2]
         full = torch.full((b,), n, device=hidden.device)
         there = transcript != IGNORED
-        total = F.ctc_loss(
-            self.ctc_head(hidden).float().log_softmax(dim=-1).transpose(0, 1),
+        logits = self.ctc_head(hidden)
+        losses = F.ctc_loss(
+            logits.log_softmax(dim=-1, dtype=accumulator(logits)).transpose(0, 1),
             transcript[there],
             full if spoken is None else spoken.sum(dim=1),
             there.sum(dim=1),
             blank=self.config.pad_token_id,  # type: ignore[arg-type]  # There is one, or no head.
-            reduction="sum",
+            reduction="none",
             zero_infinity=True,  # A transcript longer than what was heard has no way to be told.
         )
-        return total / there.sum().clamp_min(1)
+        # An empty transcript is one that is not known, rather than silence to be told.
+        return losses.where(there.any(dim=1), 0).sum()
 
     def _prepare_cache_for_generation(  # type: ignore[override]  # The rest is passed over.
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any

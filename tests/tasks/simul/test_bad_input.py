@@ -117,4 +117,7 @@ def test_a_test_that_does_not_fit_the_model(text_run, speech_run, fails, tmp_pat
     assert "not of one kind of source" in fails("eval", "--run", speech_run, *options)
     assert "no part talks" in fails("eval", "--run", text_run, *options, "--part", "talks")
     assert "no finished run at" in fails("eval", "--run", tmp_path / "gone", *options)
+    (tmp_path / "begun/checkpoints").mkdir(parents=True)
+    assert "begun is not finished" in fails("eval", "--run", tmp_path / "begun", *options)
+    assert not (tmp_path / "out").exists()
     assert "no finished folder" in fails("eval", "--run", text_run, "--data", tmp_path)

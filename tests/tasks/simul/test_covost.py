@@ -3,6 +3,7 @@ import pytest
 
 from leap.errors import FileError
 from leap.tasks.simul.audio import write_sound
+from leap.tasks.simul.corpus import Audio, Corpus, Sentence
 from leap.tasks.simul.covost import read_covost, write_covost
 from leap.tasks.simul.tables import read_table, write_table
 
@@ -45,6 +46,24 @@ def test_what_is_written_is_read_again(covost, tmp_path):
     again = read_covost(tmp_path / "again")
     for part, sentences in corpus.parts.items():
         assert [s.target for s in again.parts[part]] == [s.target for s in sentences]
+
+
+def test_recordings_of_one_name_stay_apart(tmp_path):
+    parts = {}
+    for part, n_samples in {"train": 1600, "test": 3200}.items():
+        path = tmp_path / part / "0.wav"
+        path.parent.mkdir()
+        write_sound(path, np.zeros(n_samples, np.float32))
+        n_frames = n_samples // 160
+        parts[part] = [Sentence(f"{part} 0", "null", audio=Audio(path), n_frames=n_frames)]
+    for _ in range(2):  # Again, over what is there.
+        write_covost(Corpus("digits", "en", "de", parts), tmp_path / "written")
+        again = read_covost(tmp_path / "written")
+        for part, (sentence,) in parts.items():
+            (found,) = again.parts[part]
+            assert (found.source, found.n_frames) == (sentence.source, sentence.n_frames)
+        assert {path.name for path in (tmp_path / "written/clips").iterdir()} >= {"0.wav"}
+        assert len(list((tmp_path / "written/clips").iterdir())) == 2
 
 
 def test_a_missing_recording_or_transcript_costs_its_own_sentence_alone(covost):

@@ -116,6 +116,14 @@ def test_speech_comes_with_its_transcript(spoken, vocabulary):
     assert set(batch) == {"input_features", "attention_mask", "transcript", "labels"}
 
 
+def test_speech_whose_words_are_not_known_has_no_transcript(spoken, vocabulary):
+    unknown = [replace(sentence, source="") for sentence in spoken[:2]]
+    data = SpeechPairs([*unknown, spoken[2]], vocabulary, LeapformerFeatureExtractor())
+    assert collate([data[0], data[1]])["transcript"].shape == (2, 0)
+    transcript = collate([data[0], data[2]])["transcript"]
+    assert (transcript[0] == -100).all() and (transcript[1] != -100).all()
+
+
 def test_speech_to_train_on_has_gaps(spoken, vocabulary):
     data = SpeechPairs(spoken, vocabulary, LeapformerFeatureExtractor(), SpecAugment(1, 40, 1, 5))
     draws = [data[3]["input_features"] for _ in range(4)]

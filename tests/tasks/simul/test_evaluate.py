@@ -8,19 +8,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from leap.errors import ConfigError
+from leap.cli import main
+from leap.errors import ConfigError, InputError
+from leap.tasks.simul import evaluate as evaluating
+from leap.tasks.simul import prepare as preparing
 from leap.tasks.simul.audio import write_sound
 from leap.tasks.simul.corpus import Audio, Sentence
 from leap.tasks.simul.evaluate import (
     EvalConfig,
     Evaluated,
     evaluate,
+    notes,
     run_simuleval,
     tables,
     translate,
 )
 from leap.tasks.simul.longform import join, sound_of, translate_long
-from leap.tasks.simul.metrics import read_instances, score
+from leap.tasks.simul.metrics import Instance, Scores, read_instances, score
+from leap.tasks.simul.policies import WaitK
 from leap.tasks.simul.prepare import PrepareConfig, prepare
 from leap.tasks.simul.simuleval import write_simuleval
 from leap.tasks.simul.stream import LONGEST_WORD, load_interpreter
@@ -116,6 +121,20 @@ def spoken(numbers, random_run, tmp_path_factory):
     return run, [make_spoken(folder / f"{i}.wav", n) for i, n in enumerate((9600, 4000, 7001))]
 
 
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory, tones):
+    """Numbers, each word a chord of its own."""
+    folder = tmp_path_factory.mktemp("data") / "digits"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preparing, "speaker", lambda language, seed: tones)
+        return prepare(PrepareConfig(limit=20, vocabulary=60, speak=True, output=folder))
+
+
+@pytest.fixture(scope="module")
+def digits_run(digits, random_run, tmp_path_factory):
+    return random_run(tmp_path_factory.mktemp("digits"), digits.vocabulary, speech=True)
+
+
 def make_spoken(path, n):
     sound = np.sin(np.cumsum(np.linspace(0.05, 0.05 + n / 16000, n))) / 2
     write_sound(path, sound.astype(np.float32))
@@ -131,6 +150,150 @@ def test_latency_with_computing_is_told_where_it_was_measured(spoken):
         assert table.columns == ["policy", "LAAL", "AL", "DAL", "AP", "YAAL"]
     assert "(CA)" in added.title and "real time" in real.title
     assert float(first.rows[0][3]) < float(real.rows[0][1]) <= float(added.rows[0][1])
+
+
+def test_computing_is_timed_of_all_sentences_or_of_none(spoken):
+    run, sentences = spoken
+    interpreter = load_interpreter(run, "wait-1/4")
+    for batch, is_timed in ((1, True), (2, False), (64, False)):
+        found = translate(interpreter, sentences, batch=batch)
+        assert {each.is_timed for each in found} == {is_timed}
+    (alone,) = translate(interpreter, sentences[:1], batch=2)
+    assert not alone.is_timed
+
+
+def test_simuleval_is_told_the_ratio_and_its_log_tells_the_computing(
+    digits, digits_run, tmp_path, monkeypatch
+):
+    asked = []
+
+    def run_simuleval(config, sentences, policy, folder):
+        asked.append(policy)
+        told = {"reference": "eins zwei", "source_length": 1000}
+        return [
+            Instance("eins zwei", delays=[320, 640], elapsed=[330, 690], **told),
+            Instance("eins", delays=[1000], elapsed=[1010], **told),
+            Instance("", delays=[], elapsed=[], **told),
+        ]
+
+    monkeypatch.setattr(evaluating, "run_simuleval", run_simuleval)
+    config = {"run": digits_run, "data": digits.folder, "engine": "simuleval", "output": tmp_path}
+    found = evaluate(
+        EvalConfig(**config, waits=(3, "offline"), policies=("wait-5/2", "align-2"), ratio=1)
+    )
+    assert asked == ["wait-3/1", "offline", "wait-5/2", "align-2"]
+    assert [each.name for each in found] == asked
+    assert found[0].seconds == pytest.approx(0.06)
+    assert found[0].real_time_factor == pytest.approx(0.03)
+    evaluate(EvalConfig(**config, waits=(3,)))
+    assert asked[-1] == "wait-3/4"
+
+
+def test_where_nothing_was_timed_there_is_no_real_time_factor(numbers, run, tmp_path, monkeypatch):
+    text = Instance("eins", "eins", [1], source_length=1, elapsed=[0])
+    monkeypatch.setattr(evaluating, "run_simuleval", lambda *_: [text])
+    config = {"run": run, "data": numbers.folder, "engine": "simuleval", "output": tmp_path}
+    (found,) = evaluate(EvalConfig(**config, waits=(3,)))
+    assert found.name == "wait-3"
+    assert found.seconds is None is found.real_time_factor
+    scores = found.scores
+    shown = tables([Evaluated("a", scores, None, None), Evaluated("b", scores, 1.0, 0.5)])[0]
+    assert [row[-1] for row in shown.rows] == ["", "0.500"]
+
+
+def test_a_run_is_evaluated_as_it_was_trained(numbers, random_run, tmp_path):
+    run = tmp_path / "run"
+    random_run(run / "model", numbers.vocabulary)
+    (run / "config.json").write_text('{"ratio": 2, "chunk_sizes": [6, 3, 0]}')
+    for folder in (run, run / "model"):
+        interpreter = load_interpreter(folder, "wait-3")
+        assert interpreter.policy == WaitK(3, 2) and interpreter.chunk_size == 3
+        assert load_interpreter(folder, "wait-3/1").policy == WaitK(3, 1)
+    assert load_interpreter(run, "offline").chunk_size == 0
+    assert load_interpreter(run, "wait-3", chunk_size=1).chunk_size == 1
+    config = {"run": run, "data": numbers.folder, "limit": 1, "waits": (3,)}
+    policies = ("wait-2", "wait-2/1")
+    found = evaluate(EvalConfig(**config, policies=policies, output=tmp_path / "its"))
+    assert [each.name for each in found] == ["wait-3/2", "wait-2/2", "wait-2/1"]
+    (found,) = evaluate(EvalConfig(**config, ratio=1, output=tmp_path / "other"))
+    assert found.name == "wait-3/1"  # As wait-3 is another of this run.
+    (run / "config.json").write_text('{"ratio": 2, "chunk_sizes": [6, 3]}')
+    assert load_interpreter(run, "offline").chunk_size == 6
+    (run / "config.json").write_text('{"ratio": null, "chunk_sizes": null}')
+    assert load_interpreter(run, "wait-3").policy == WaitK(3, 1)
+    assert load_interpreter(run, "wait-3").chunk_size == 1
+
+
+def test_what_is_read_as_a_whole_has_no_resets(digits, digits_run, tmp_path, capsys):
+    config = {"run": digits_run, "data": digits.folder, "limit": 2, "long_form": "all"}
+    found = evaluate(EvalConfig(**config, waits=("offline", 1), reset=20, output=tmp_path / "a"))
+    assert [each.name for each in found] == ["offline", "wait-1/4", "wait-1/4 reset 20"]
+    assert notes(found)[0] == "offline: not tried with resets, as it waits for the end"
+    assert "- offline: not tried with resets" in (tmp_path / "a/results.md").read_text()
+    whole = EvalConfig(**config, waits=("offline", 1), reset=20, chunk_size=0, output=tmp_path)
+    with pytest.raises(ConfigError, match="reset does not go with chunk_size=0"):
+        evaluate(whole)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]  # Before anything was translated.
+    read = EvalConfig(**config, waits=("offline",), reset=20, chunk_size=4, output=tmp_path / "b")
+    assert [each.name for each in evaluate(read)] == ["offline", "offline reset 20"]
+
+
+def test_a_stream_too_long_to_be_cut_is_refused_before_or_logged(
+    numbers, run, tmp_path, monkeypatch
+):
+    config = EvalConfig(
+        run=run, data=numbers.folder, waits=(2,), limit=3, long_form="all", output=tmp_path
+    )
+    with monkeypatch.context() as patch, pytest.raises(InputError, match="make shorter streams"):
+        patch.setattr("leap.tasks.simul.resegment.MOST", 3)
+        evaluate(config)
+    assert not list(tmp_path.iterdir())
+
+    def refuse(words, references):
+        raise InputError("too long")
+
+    monkeypatch.setattr("leap.tasks.simul.longform.resegment", refuse)
+    with pytest.raises(InputError, match="too long"):
+        evaluate(config)
+    assert len(read_instances(tmp_path / "wait-2/instances.log")) == 1
+    assert (tmp_path / "wait-2/steps.csv").exists()
+
+
+def test_the_curve_has_a_line_for_each_kind_of_policy():
+    found = [
+        Evaluated(name, Scores(bleu=bleu, chrf=0, latency={"LAAL": lag}), None, None)
+        for name, lag, bleu in (
+            ("wait-3", 3, 20),
+            ("wait-1", 1, 10),
+            ("offline", 9, 30),
+            ("wait-3/2", 6, 25),
+            ("agree-2", 2, 15),
+            ("wait-1 reset 5", 1, 11),
+            ("tail-0.3", 4, 21),
+            ("tail-0.5", 3, 19),
+        )
+    ]
+    silent = Evaluated("align-2", Scores(bleu=0, chrf=0, latency={}), None, None)
+    (axes,) = evaluating._plot([*found, silent], "words", "a run").axes
+    assert {line.get_label(): list(line.get_xdata()) for line in axes.get_lines()} == {
+        "wait-*": [1, 3, 9],
+        "wait-*/2": [6, 9],
+        "agree-*": [2],
+        "wait-* reset 5": [1],
+        "tail-*": [3, 4],
+    }
+    (axes,) = evaluating._plot(found[2:3], "words", "a run").axes
+    assert [line.get_label() for line in axes.get_lines()] == ["offline"]
+
+
+def test_sentences_without_a_translation_are_told(monkeypatch, capsys, tmp_path):
+    scores = [Scores(bleu=0, chrf=0, latency={}, sentences=9, empty=empty) for empty in (0, 2)]
+    found = [Evaluated(f"wait-{i}", each, 1.0, None) for i, each in enumerate(scores)]
+    monkeypatch.setattr(evaluating, "evaluate", lambda config, progress: found)
+    main(["simul", "eval"])
+    lines = capsys.readouterr().out.splitlines()
+    assert "wait-1: 2 of 9 sentences have no translation, and so no latency" in lines
+    assert not any(line.startswith("wait-0:") for line in lines)
 
 
 def test_text_in_long_form_is_one_stream(numbers, run):

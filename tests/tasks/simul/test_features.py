@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import soundfile
 import torch
 
 from leap.errors import ConfigError, FileError
@@ -89,3 +90,13 @@ def test_frames_that_do_not_fit_are_refused(tmp_path):
     write_sound(tmp_path / "a.wav", np.zeros(100, np.float32))
     with pytest.raises(FileError, match=r"a\.wav is too short for a single frame"):
         load_frames(Audio(tmp_path / "a.wav"), extractor)
+
+
+def test_what_is_no_number_is_refused_by_its_name(tmp_path):
+    sound = np.zeros(1600, np.float32)
+    sound[800] = np.nan
+    soundfile.write(tmp_path / "a.wav", sound, 16000, subtype="FLOAT")
+    (stored,) = write_frames(tmp_path / "b.zip", {"b": np.full((10, 80), np.inf, np.float32)})
+    for audio, name in ((Audio(tmp_path / "a.wav"), "a.wav"), (stored, "b.zip")):
+        with pytest.raises(FileError, match=f"{name}.* no finite numbers"):
+            load_frames(audio, LeapformerFeatureExtractor())

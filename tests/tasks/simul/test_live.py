@@ -48,7 +48,7 @@ def spoken(run, lines, policy="wait-2"):
 def test_text_is_translated_line_by_line(text_run):
     config = StreamConfig(run=text_run, policy="wait-2")
     found = list(translate(config, io.StringIO("\n".join(LINES))))
-    expected = [said for said in spoken(text_run, LINES) if said]
+    expected = spoken(text_run, LINES)
     assert words(found) == [*chain(*expected)]
     assert [event.n_words for event in found if isinstance(event, Ended)] == [
         len(said) for said in expected
@@ -76,7 +76,9 @@ def test_the_lag_is_beside_each_word(text_run, capsys, monkeypatch):
     assert f"{expected[0][0]}\x1b[2m +" in capsys.readouterr().out
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(LINES)))
     main([*command, "--no-lag"])
-    assert [line.split() for line in capsys.readouterr().out.splitlines()] == expected
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == spoken(
+        text_run, LINES
+    )
 
 
 def test_words_come_before_the_line_ends():
@@ -90,6 +92,21 @@ def test_words_come_before_the_line_ends():
         assert [next(found) for _ in range(4)] == ["fourü", None, None, "five"]
         pipe.close()
         assert list(found) == ["si", None]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", []),
+        ("one\n", ["one", None]),
+        ("one", ["one", None]),
+        ("one ", ["one", None]),
+        ("one \n  ", ["one", None]),
+        ("\n\none\n\n", [None, None, "one", None, None]),
+    ],
+)
+def test_each_line_has_an_end_and_what_follows_the_last_one_too(text, expected):
+    assert list(live._words(io.StringIO(text))) == expected
 
 
 @pytest.mark.parametrize("content", [b"one \xff two\n", b"one two \xc3"])

@@ -137,6 +137,20 @@ def test_text_has_no_computation_aware_latency():
     assert scores.computation_aware == scores.real_time == {}
 
 
+def test_computation_aware_latency_is_of_all_sentences_or_none():
+    timed = Instance("a b", "a b", [1, 2], source_length=2, elapsed=[11, 22])
+    untimed = Instance("a b", "a b", [1, 2], source_length=2, elapsed=[0, 0])
+    silent = Instance("", "a b", [], source_length=2)
+    assert score([timed, silent]).computation_aware == timed.latency(timed.elapsed)
+    scores = score([timed, untimed])
+    assert scores.computation_aware == scores.real_time == {}
+
+
+def test_computing_is_what_elapsed_has_more_than_the_last_delay():
+    assert Instance("a b", "a b", [1, 2], source_length=2, elapsed=[11, 22]).computing == 20
+    assert Instance("", "a b", [], source_length=2).computing == 0
+
+
 def test_scores_come_with_their_signature_and_as_json():
     scores = score([Instance("a b", "a b", [2, 2], source_length=2)])
     assert "tok:13a" in scores.bleu_signature and "version:" in scores.chrf_signature

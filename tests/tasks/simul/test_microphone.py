@@ -68,13 +68,11 @@ def make_sound(n):
 def test_what_is_spoken_arrives_at_the_models_rate_until_stopped(plug_in, rate):
     sound = make_sound(rate)
     device = plug_in(sound, rate)
-    heard = list(listen(lambda: True, milliseconds=250))
-    assert [part.seconds for part in heard] == [0.25] * 4
+    heard = list(listen(lambda: True, milliseconds=240))
+    assert [part.seconds for part in heard] == [0.24] * 4 + [0.04]
     assert sorted(part.arrived for part in heard) == [part.arrived for part in heard]
     found = np.concatenate([part.samples for part in heard])
-    expected = resample(sound, rate)[: len(found)]
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-    assert len(found) > 15000
+    np.testing.assert_allclose(found, resample(sound, rate), atol=1e-6)
     assert device.opened is None  # Closed again.
 
 

@@ -3,6 +3,7 @@ import pytest
 
 from leap.errors import FileError
 from leap.tasks.simul.audio import read_sound, write_sound
+from leap.tasks.simul.corpus import Audio, Corpus, Sentence
 from leap.tasks.simul.must_c import read_must_c, read_segments, write_must_c
 
 
@@ -46,6 +47,21 @@ def test_what_is_written_is_read_again(must_c, tmp_path):
     }
     ours, theirs = again.parts["train"][1], corpus.parts["train"][1]
     np.testing.assert_array_equal(read_sound(ours.audio), read_sound(theirs.audio))
+
+
+def test_talks_of_one_name_stay_apart(tmp_path):
+    sentences = []
+    for n_samples in (1600, 3200):
+        path = tmp_path / str(n_samples) / "talk.wav"
+        path.parent.mkdir()
+        write_sound(path, np.zeros(n_samples, np.float32))
+        for start in (0, 800):
+            audio = Audio(path, start, n_samples - start)
+            sentences.append(Sentence("one", "eins", audio=audio))
+    write_must_c(Corpus("digits", "en", "de", {"train": sentences}), tmp_path / "written")
+    found = read_must_c(tmp_path / "written").parts["train"]
+    assert [sentence.n_frames for sentence in found] == [10, 5, 20, 15]
+    assert len(list((tmp_path / "written/en-de/data/train/wav").iterdir())) == 2
 
 
 def test_a_missing_talk_costs_its_own_segments_alone(must_c):

@@ -26,10 +26,10 @@ def test_offline_waits_for_the_end():
 
 
 @pytest.mark.parametrize(
-    "name", ["wait-3", "wait-3/4", "offline", "agree-2", "align-2", "tail-0.3"]
+    "name", ["wait-3/1", "wait-3/4", "offline", "agree-2", "align-2", "tail-0.3"]
 )
 def test_a_policy_is_called_what_it_is_read_by(name):
-    assert read_policy(name).name == name
+    assert read_policy(name, ratio=8).name == name
 
 
 def test_a_ratio_is_taken_where_the_name_tells_none():
@@ -41,6 +41,12 @@ def test_attention_to_new_chunks_means_to_read_on():
     assert AlignAtt(1).trusts(attention).tolist() == [True, True, False]
     assert AlignAtt(2).trusts(attention).tolist() == [True, False, False]
     assert TailMass(0.5).trusts(attention[:, :2]).tolist() == [True, False, False]
+
+
+def test_attention_to_what_is_older_than_the_window_is_trusted():
+    older, newer = torch.tensor([[0.01, 0.02, 0.02], [0.6, 0.1, 0.1]])
+    for policy in (AlignAtt(1, longest=3), AlignAtt(2, longest=3)):
+        assert policy.trusts(torch.stack([older, newer])).tolist() == [True, False]
 
 
 def test_policies_that_look_at_the_model_have_no_more_pieces_than_states():

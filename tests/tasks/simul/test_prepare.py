@@ -4,15 +4,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
+from numpy.testing import assert_array_equal
 
 from leap.errors import ConfigError, FileError
+from leap.models.fbank import LeapformerFeatureExtractor
 from leap.tasks.simul import prepare as preparing
 from leap.tasks.simul import speech
-from leap.tasks.simul.audio import read_sound, write_sound
-from leap.tasks.simul.corpus import Audio, Sentence
+from leap.tasks.simul.audio import read_sound, write_frames, write_sound
+from leap.tasks.simul.corpus import PARTS, Audio, Sentence
 from leap.tasks.simul.data import SpeechPairs, TextPairs, TokenBatches, collate
-from leap.tasks.simul.prepare import PrepareConfig, load_prepared, prepare
-from leap.tasks.simul.s2t import write_part
+from leap.tasks.simul.prepare import PrepareConfig, load_prepared, prepare, read_corpus
+from leap.tasks.simul.s2t import read_part, write_part
 from leap.tasks.simul.simuleval import write_simuleval
 
 
@@ -96,6 +99,102 @@ def test_recordings_become_batches_and_a_bad_one_is_left_out(tmp_path, store):
     assert note.startswith("line 5 of train.tsv: ") and "train3.wav is no sound file" in note
     for path in (found.folder / "simuleval/test.source").read_text(encoding="utf-8").splitlines():
         assert len(read_sound(Path(path))) >= 4800
+
+
+def test_a_recording_with_a_sample_that_is_no_number_is_left_out(tmp_path):
+    given = make_manifest(tmp_path / "given")
+    for name in ("train1", "test2"):
+        sound = np.zeros(2400, np.float32)
+        sound[5] = np.nan
+        soundfile.write(given / f"{name}.wav", sound, 8000, subtype="FLOAT")
+    found = prepare(
+        PrepareConfig(corpus="s2t", data=given, vocabulary=40, output=tmp_path / "prepared")
+    )
+    assert found.facts["sentences"] == {"train": 3, "valid": 5, "test": 4}
+    assert np.isfinite(found.extractor.mean).all() and np.isfinite(found.extractor.std).all()
+    _, *notes = (found.folder / "left_out.txt").read_text(encoding="utf-8").splitlines()
+    for note, name in zip(notes, ("train1", "test2"), strict=True):
+        assert name in note and "no finite numbers" in note
+
+
+def store_as_fairseq(folder, *parts):
+    """Exchange the recordings of a manifest for a zip file of frames, as fairseq prepares it."""
+    for part in parts:
+        sentences = read_part(folder / f"{part}.tsv")
+        extractor = LeapformerFeatureExtractor()
+        frames = {
+            sentence.id: extractor.frames(read_sound(sentence.audio))
+            for sentence in sentences
+            if sentence.id != "train3"
+        }
+        stored = write_frames(folder / f"{part}.zip", frames)
+        write_part(
+            folder / f"{part}.tsv",
+            [
+                Sentence("", f"eins {name}", name, audio, len(frames[name]))
+                for name, audio in zip(frames, stored, strict=True)
+            ],
+        )
+
+
+@pytest.mark.parametrize("store", ["features", "sound"])
+@pytest.mark.parametrize("parts", [("train", "dev", "test"), ("train",), ("dev", "test")], ids=str)
+def test_frames_that_were_stored_are_taken_as_they_are(tmp_path, store, parts):
+    given = make_manifest(tmp_path / "given")
+    store_as_fairseq(given, *parts)
+    found = prepare(
+        PrepareConfig(
+            corpus="s2t", data=given, vocabulary=40, store=store, output=tmp_path / "prepared"
+        )
+    )
+    assert found.facts["sentences"] == {"train": 4, "valid": 5, "test": 5}
+    for part in parts:
+        name = PARTS.get(part, part)
+        assert found.sentences(name) == read_part(given / f"{part}.tsv")
+        assert len(found.dataset(name)[0]["input_features"]) == found.sentences(name)[0].n_frames
+    source = found.folder / "simuleval/test.source"
+    if "test" in parts:
+        assert not source.exists()
+        (note,) = found.facts["notes"]
+        assert note.startswith("test is not there for SimulEval")
+    else:
+        assert len(source.read_text(encoding="utf-8").splitlines()) == 5
+        assert found.facts["notes"] == []
+
+
+def test_recordings_and_stored_frames_can_be_in_one_part(tmp_path):
+    given = make_manifest(tmp_path / "given")
+    recorded = (given / "train.tsv").read_text(encoding="utf-8")
+    store_as_fairseq(given, "train")
+    _, *stored = (given / "train.tsv").read_text(encoding="utf-8").splitlines(keepends=True)
+    (given / "train.tsv").write_text(recorded + "".join(stored), encoding="utf-8")
+    found = prepare(
+        PrepareConfig(corpus="s2t", data=given, vocabulary=40, output=tmp_path / "prepared")
+    )
+    data = found.dataset("train")
+    assert len(data) == 8
+    for i in range(4):
+        assert_array_equal(data[i]["input_features"], data[4 + i]["input_features"])
+
+
+@pytest.mark.parametrize(
+    ("limit", "chosen"),
+    [(1, [0]), (2, [0, 3]), (4, [0, 1, 3, 5]), (5, [0, 1, 2, 4, 5]), (9, [0, 1, 2, 3, 4, 5, 6])],
+)
+def test_a_limit_takes_sentences_from_everywhere(tmp_path, limit, chosen):
+    for part in ("train", "valid", "test"):
+        for language in ("en", "de"):
+            lines = "".join(f"{part} {i}\n" for i in range(7))
+            (tmp_path / f"{part}.{language}").write_text(lines, encoding="utf-8")
+    corpus = read_corpus(PrepareConfig(corpus="text", data=tmp_path, limit=limit))
+    assert [sentence.source for sentence in corpus.parts["train"]] == [f"train {i}" for i in chosen]
+
+
+def test_fairseq_finds_the_pieces_by_our_numbers(prepared):
+    lines = (prepared.folder / "dict.txt").read_text(encoding="utf-8").splitlines()
+    theirs = ["<s>", "<pad>", "</s>", "<unk>", *(line.rsplit(" ", 1)[0] for line in lines)]
+    assert theirs == prepared.vocabulary.pieces
+    assert all(int(line.rsplit(" ", 1)[1]) > 0 for line in lines)
 
 
 @pytest.mark.skipif(shutil.which("espeak-ng") is None, reason="espeak-ng is not installed")

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from leap.errors import InputError
 from leap.tasks.simul import resegment as resegmenting
-from leap.tasks.simul.resegment import resegment
+from leap.tasks.simul.resegment import check_size, resegment
 
 WORDS = st.text("abcdÄ", min_size=1, max_size=4)
 TEXTS = st.lists(WORDS, min_size=1, max_size=5).map(" ".join)
@@ -72,3 +72,6 @@ def test_what_cannot_be_aligned_is_refused(monkeypatch):
     monkeypatch.setattr(resegmenting, "MOST", 5)
     with pytest.raises(InputError, match="3 words are too many to be aligned to 2; make shorter"):
         resegment(["a"] * 3, ["a b"])
+    with pytest.raises(InputError, match="3 words are too many to be aligned to 3"):
+        check_size(3, 3)
+    check_size(2, 2)

@@ -101,8 +101,9 @@ def test_places_of_sound_are_read_as_they_are_written(tmp_path):
 
 
 def test_the_config_names_what_fairseq_needs(tmp_path):
-    write_config(tmp_path, "vocabulary/sentencepiece.model", "gcmvn.npz")
+    write_config(tmp_path, "vocabulary/sentencepiece.model", ["▁one", "s"], "gcmvn.npz")
     config = yaml.safe_load((tmp_path / "config.yaml").read_text(encoding="utf-8"))
     assert config["bpe_tokenizer"]["sentencepiece_model"] == "vocabulary/sentencepiece.model"
     assert config["global_cmvn"] == {"stats_npz_path": "gcmvn.npz"}
     assert config["transforms"]["_train"] == ["global_cmvn", "specaugment"]
+    assert (tmp_path / config["vocab_filename"]).read_text(encoding="utf-8") == "▁one 1\ns 1\n"

@@ -244,6 +244,32 @@ def test_nothing_in_means_nothing_out(vocabulary):
     assert stream.push(make_sound(0.5)) + stream.finish()
 
 
+@pytest.mark.parametrize("policy", ["wait-2/4", "offline"], ids=name)
+def test_silence_before_the_first_sound_is_not_waited_for(vocabulary, policy):
+    sound, silence = make_sound(1.28), np.zeros(5 * 16000, np.float32)
+    alone, after = (make(vocabulary, policy, speech=True).stream() for _ in range(2))
+    assert after.push(silence[: 16000 * 96 // 100]) == [] and after._row.n_read == 0
+    for start in range(0, len(sound), 5120):
+        part = sound[start : start + 5120]
+        assert after.push(part) == alone.push(part)
+        assert after._row.n_written == alone._row.n_written
+    assert after.finish() == alone.finish()
+
+
+def test_an_error_in_one_source_leaves_the_others_as_they_were(vocabulary):
+    interpreter = make(vocabulary, "wait-1/4", speech=True)
+    sound, broken = make_sound(0.64), np.full(5120, np.nan, np.float32)
+    pool = interpreter.pool(2)
+    with pytest.raises(InputError):
+        pool.push([sound, broken])
+    assert pool.push([sound, sound]) == interpreter.pool(2).push([sound, sound])
+
+
+def test_a_list_of_words_completes_the_one_that_was_begun(vocabulary):
+    expected = run(make(vocabulary).stream(), ["one seven"])
+    assert run(make(vocabulary).stream(), ["one", ["seven"]]) == expected
+
+
 @pytest.mark.parametrize("policy", ["wait-1", *ADAPTIVE], ids=name)
 def test_a_model_that_always_ends_does_not_end_before_the_source(vocabulary, policy):
     interpreter = make(vocabulary, policy)

@@ -1,6 +1,8 @@
 """From a prepared corpus to a run folder."""
 
 import json
+import math
+import shutil
 from dataclasses import replace
 from random import Random
 
@@ -16,6 +18,7 @@ from leap.tasks.simul.evaluate import EvalConfig, evaluate
 from leap.tasks.simul.model import build_model, load_run, take_encoder
 from leap.tasks.simul.parallel import write_parallel
 from leap.tasks.simul.prepare import PrepareConfig, load_prepared, prepare
+from leap.tasks.simul.s2t import read_part, write_part
 from leap.tasks.simul.train import TrainConfig, train
 
 SMALL = {
@@ -148,7 +151,7 @@ def test_what_cannot_be_read_is_an_error_that_says_so(trained, tmp_path):
 
 
 def test_speech_can_be_learnt_and_streamed(spoken, tmp_path):
-    settings = {"hidden_size": 32, "feed_forward_size": 64, "steps": 100, "evaluate_every": 50}
+    settings = {"hidden_size": 32, "feed_forward_size": 64, "steps": 150, "evaluate_every": 50}
     settings |= {"dropout": 0.0, "label_smoothing": 0.0}
     config = TrainConfig(**SMALL | OF_SPEECH | settings, data=spoken, output=tmp_path / "run")
     metrics = train(config)
@@ -161,6 +164,19 @@ def test_speech_can_be_learnt_and_streamed(spoken, tmp_path):
     )
     assert [each.scores.empty for each in found] == [0, 0]
     assert min(each.scores.chrf for each in found) > 60  # Of untrained models it is below 20.
+
+
+def test_speech_whose_words_are_not_known_learns_its_translation_alone(spoken, tmp_path):
+    shutil.copytree(spoken, tmp_path / "data")
+    for part in ("train", "valid"):
+        table = tmp_path / "data" / f"{part}.tsv"
+        write_part(table, [replace(sentence, source="") for sentence in read_part(table)])
+    config = TrainConfig(
+        **SMALL | OF_SPEECH, data=tmp_path / "data", ctc_weight=1.0, output=tmp_path / "run"
+    )
+    losses = [row["loss"] for row in train(config)["history"] if "loss" in row]
+    pieces = len(load_prepared(tmp_path / "data").vocabulary)
+    assert max(losses) < 1.5 * math.log(pieces)
 
 
 def test_a_recogniser_writes_what_is_said(spoken, recogniser):

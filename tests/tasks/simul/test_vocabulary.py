@@ -116,15 +116,35 @@ def test_a_folder_without_a_vocabulary_is_named(tmp_path):
         load_vocabulary(tmp_path)
 
 
-def test_a_sentencepiece_file_of_another_layout_is_refused(tmp_path):
-    path = tmp_path / "other.model"
+def train_other(path, **options):
+    """A SentencePiece file that others may have made."""
     with path.open("wb") as file:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(["one two three"] * 3),
+            sentence_iterator=iter(["in the park", "in the park", "the one", "in a park"] * 9),
             model_writer=file,
-            vocab_size=20,
-            hard_vocab_limit=False,
-            minloglevel=2,
+            **{"vocab_size": 40, "hard_vocab_limit": False, "minloglevel": 2} | options,
         )
+    return path
+
+
+def test_a_sentencepiece_file_of_another_layout_is_refused(tmp_path):
+    path = train_other(tmp_path / "other.model")
     with pytest.raises(FileError, match=r"at 1, -1, 2, 0; train one with them at 0, 1, 2 and 3"):
+        read_vocabulary(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"byte_fallback": True, "vocab_size": 300}, r"bytes.*without byte_fallback"),
+        ({"split_by_whitespace": False}, r"a space elsewhere .* with split_by_whitespace"),
+        ({"treat_whitespace_as_suffix": True}, r"such as .*▁; train"),
+    ],
+    ids=["bytes", "over-spaces", "space-last"],
+)
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_pieces_that_words_cannot_be_told_by_are_refused(tmp_path, options, message, kind):
+    ids = {"bos_id": BOS, "pad_id": PAD, "eos_id": EOS, "unk_id": UNK}
+    path = train_other(tmp_path / "other.model", **ids, model_type=kind, **options)
+    with pytest.raises(FileError, match=rf"other\.model .*{message}"):
         read_vocabulary(path)

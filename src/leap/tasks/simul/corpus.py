@@ -54,6 +54,11 @@ class Sentence:
     """How long that is, in frames of 10 ms."""
     speaker: str = ""
 
+    @property
+    def holds_features(self) -> bool:
+        """Whether the source is there as features rather than as a recording."""
+        return self.audio is not None and self.audio.holds_features
+
 
 @dataclass(frozen=True)
 class Corpus:
@@ -140,6 +145,22 @@ def with_held_out(corpus: Corpus, share: float = HELD_OUT) -> Corpus:
             )
         parts |= {"train": kept, part: held_out}
     return replace(corpus, parts=parts)
+
+
+def link_recording(path: Path, folder: Path) -> str:
+    """Link to a recording from a folder.
+
+    Returns:
+        The link's name: that of the file, made longer where another file has it already.
+    """
+    whole = path.resolve()
+    link = folder / path.name
+    if (link.is_symlink() or link.exists()) and link.resolve() != whole:
+        place = sha256(str(whole).encode()).hexdigest()[:16]
+        link = folder / f"{path.stem}-{place}{path.suffix}"
+    if link.resolve() != whole:
+        link.symlink_to(whole)
+    return link.name
 
 
 def _share(sentence: Sentence, number: int) -> float:

@@ -8,7 +8,7 @@ clips/                  the recordings, mp3 at 48 kHz
 from pathlib import Path
 
 from leap.errors import FileError
-from leap.tasks.simul.corpus import PARTS, Audio, Corpus, Reader, Sentence
+from leap.tasks.simul.corpus import PARTS, Audio, Corpus, Reader, Sentence, link_recording
 from leap.tasks.simul.s2t import count_frames
 from leap.tasks.simul.tables import read_table, write_table
 
@@ -59,12 +59,9 @@ def write_covost(corpus: Corpus, folder: Path) -> None:
                 raise FileError(
                     f"sentence {sentence.id} has no recording of its own, which CoVoST needs"
                 )
-            link = folder / "clips" / audio.path.name
-            if not link.exists():
-                link.symlink_to(audio.path.resolve())
             rows.append(
                 {
-                    "path": link.name,
+                    "path": link_recording(audio.path, folder / "clips"),
                     "translation": sentence.target,
                     "sentence": sentence.source,
                     "split": {"valid": "dev"}.get(part, part),

@@ -8,7 +8,8 @@ Items, before and after they are put together (b sentences of a batch):
 
     text    input_ids       [source]        ends with eos; padded with pad
     speech  input_features  [frames, bins]  normalised; padded with 0
-            transcript      [pieces]        what is said, without eos; padded with -100
+            transcript      [pieces]        what is said, without eos, or nothing where that is not
+                                            known; padded with -100
     both    labels          [target]        ends with eos; padded with -100
             attention_mask  [source] or [frames], made when padding: 1 where there is something
 """

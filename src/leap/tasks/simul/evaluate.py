@@ -1,7 +1,8 @@
 """Quality against latency: a test translated under several policies, and scored.
 
 Sentences are translated many at a time (`StreamPool`), or by SimulEval with our agent, which gives
-the same words with the same delays. The scores are ours, of the log of either.
+the same words with the same delays; where sound must be resampled as it comes, they are a segment
+later. The scores are ours, of the log of either.
 
     results.json, results.md    the scores
     curve.png                   quality against latency
@@ -17,6 +18,7 @@ In long form the sentences are joined into streams (`leap.tasks.simul.longform`)
 
 import json
 import math
+import re
 import subprocess
 import sys
 import time
@@ -49,10 +51,11 @@ from leap.tasks.simul.metrics import (
     without_nan,
 )
 from leap.tasks.simul.paths import Wait
-from leap.tasks.simul.policies import Policy, read_policy, waiting
+from leap.tasks.simul.policies import Offline, read_policy, waiting
 from leap.tasks.simul.prepare import load_prepared
+from leap.tasks.simul.resegment import check_size
 from leap.tasks.simul.simuleval import write_simuleval
-from leap.tasks.simul.stream import Interpreter, load_interpreter
+from leap.tasks.simul.stream import Interpreter, load_trained
 from leap.training.folder import write_json, write_whole
 from leap.training.table import csv_table, markdown_table
 
@@ -78,9 +81,9 @@ class EvalConfig:
     policies: tuple[str, ...] = ()
     """Further policies: agree-2, align-2, tail-0.3, ..."""
     ratio: int | None = None
-    """Source states to a target piece, of wait-k; by default 1 for text, 4 for speech."""
+    """Source states to a target piece, of wait-k; by default as the run was trained."""
     chunk_size: int | None = None
-    """States read at once; by default 1 of text, 4 of speech, and offline all."""
+    """States read at once, 0 for all; by default the fewest of the training, offline the most."""
     segment: int = 320
     """Of speech: milliseconds that come at once."""
     limit: int | None = None
@@ -94,7 +97,7 @@ class EvalConfig:
     all, and cut what comes out into sentences again by the references."""
     reset: int | None = None
     """In long form: evaluate also with beginning anew at the end of a sentence or in a pause, and
-    at the latest after so many states."""
+    at the latest after so many states. Sound that is read as a whole, offline, has no resets."""
     pause: int = 500
     """In long form, of speech: milliseconds of silence between two sentences."""
     omnisteval: bool = False
@@ -130,14 +133,16 @@ class Evaluated:
     name: str
     """The policy's, and whether there were resets."""
     scores: Scores
-    seconds: float
-    """Computing, over all sentences."""
+    seconds: float | None
+    """Computing of all sentences; by SimulEval, which times speech, up to the last word of each."""
     real_time_factor: float | None
     """Of speech: computing over sound; with a pool, over the sound of all its streams."""
     omnisteval: dict[str, float] | None = None
     """OmniSTEval's scores, if it was asked."""
     steps: Sequence[Step] = ()
     """In long form: what each step cost."""
+    note: str = ""
+    """What was asked for and not tried, and why."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +159,21 @@ class Task:
         """Of latency."""
         return "ms" if self.is_speech else "words"
 
+    @property
+    def streams(self) -> Sequence[Sequence[Sentence]]:
+        """In long form."""
+        size = self.config.long_form
+        return join(self.sentences, None if size == "all" else size)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A policy that is tried."""
+
+    name: str
+    interpreter: Interpreter
+    note: str = ""
+
 
 def evaluate(config: EvalConfig, progress: Progress | None = None) -> list[Evaluated]:
     """Translate and score under every policy, and write the results."""
@@ -162,69 +182,87 @@ def evaluate(config: EvalConfig, progress: Progress | None = None) -> list[Evalu
     part = config.part or (tests[0] if tests else "valid")
     sentences = prepared.sentences(part)[: config.limit]
     task = Task(config, part, sentences, is_speech=prepared.extractor is not None)
-    ratio = config.ratio or (4 if task.is_speech else 1)
-    policies = [waiting(wait, ratio) for wait in config.waits]
-    policies += [read_policy(name, ratio) for name in config.policies]
+    trials = _trials(task)
     found = []
-    for policy in policies:
-        for reset in (None,) if config.reset is None else (None, config.reset):
-            name = policy.name + (f" reset {reset}" if reset else "")
-            folder = config.output / name.replace("/", "-").replace(" ", "-")
-            folder.mkdir(parents=True, exist_ok=True)
+    for trial in trials:
+        name = trial.name
+        folder = config.output / name.replace("/", "-").replace(" ", "-")
+        folder.mkdir(parents=True, exist_ok=True)
 
-            def tell(done: int, name: str = name) -> None:
-                if progress is not None:
-                    progress(name, done, len(sentences))
+        def tell(done: int, name: str = name) -> None:
+            if progress is not None:
+                progress(name, done, len(sentences))
 
-            if config.long_form is None:
-                found.append(_short(task, policy, folder, tell))
-            else:
-                found.append(_long(task, policy, reset, name, folder, tell))
-            _write(task, found)
+        run = _short if config.long_form is None else _long
+        found.append(run(task, trial, folder, tell))
+        _write(task, found)
     return found
 
 
-def _short(task: Task, policy: Policy, folder: Path, tell: Callable[[int], None]) -> Evaluated:
+def _trials(task: Task) -> list[Trial]:
+    """All that is to be tried, so that what cannot be is refused before anything is."""
+    config = task.config
+    trained = load_trained(config.run)
+    if (trained.extractor is not None) != task.is_speech:
+        raise ConfigError(f"{config.run} and {config.data} are not of one kind of source")
+    if config.long_form is not None:
+        for stream in task.streams:
+            n_words = sum(len(sentence.target.split()) for sentence in stream)
+            check_size(n_words, n_words)  # A translation is about as long.
+    ratio = config.ratio or trained.ratio
+    policies = [waiting(wait, ratio) for wait in config.waits]
+    policies += [read_policy(name, ratio) for name in config.policies]
+    trials = []
+    for policy in policies:
+        # A ratio of 1 goes without saying, unless this run's is another.
+        name = policy.name.removesuffix("/1") if trained.ratio == 1 else policy.name
+        plain = trained.interpreter(policy, chunk_size=config.chunk_size)
+        if config.reset is None:
+            trials.append(Trial(name, plain))
+        elif task.is_speech and isinstance(policy, Offline) and not plain.chunk_size:
+            trials.append(Trial(name, plain, "not tried with resets, as it waits for the end"))
+        else:
+            resetting = trained.interpreter(
+                policy, chunk_size=config.chunk_size, reset=config.reset
+            )
+            resetting.row()  # Which a source that cannot be reset refuses.
+            trials += [Trial(name, plain), Trial(f"{name} reset {config.reset}", resetting)]
+    return trials
+
+
+def _short(task: Task, trial: Trial, folder: Path, tell: Callable[[int], None]) -> Evaluated:
     config, log = task.config, folder / "instances.log"
+    seconds: float | None
     if config.engine == "simuleval":
-        started = time.perf_counter()
-        instances = run_simuleval(config, task.sentences, policy.name, folder)
+        policy = trial.interpreter.policy.name
+        instances = run_simuleval(config, task.sentences, policy, folder)
+        timed = [each for each in instances if each.is_timed]
+        seconds = sum(each.computing for each in timed) / 1000 if timed else None
     else:
-        interpreter = _interpreter(task, policy)
         started = time.perf_counter()
-        instances = translate(
-            interpreter, task.sentences, batch=config.batch, segment=config.segment, tell=tell
+        timed = instances = translate(
+            trial.interpreter, task.sentences, batch=config.batch, segment=config.segment, tell=tell
         )
-    seconds = time.perf_counter() - started
-    if config.engine == "pool":
+        seconds = time.perf_counter() - started
         _write_log(log, instances)
-    heard = sum(float(each.source_length) for each in instances) / 1000
+    heard = sum(each.source_length for each in timed) / 1000
     return Evaluated(
-        policy.name,
+        trial.name,
         score(instances, config.tokenize),
         seconds,
-        seconds / heard if task.is_speech else None,
+        seconds / heard if task.is_speech and seconds is not None else None,
         omnisteval.score_sentences(log, config.tokenize) if config.omnisteval else None,
+        note=trial.note,
     )
 
 
-def _long(
-    task: Task,
-    policy: Policy,
-    reset: int | None,
-    name: str,
-    folder: Path,
-    tell: Callable[[int], None],
-) -> Evaluated:
+def _long(task: Task, trial: Trial, folder: Path, tell: Callable[[int], None]) -> Evaluated:
     config, log = task.config, folder / "instances.log"
-    interpreter = _interpreter(task, policy, reset)
-    size = None if config.long_form == "all" else config.long_form
     streams: list[Translated] = []
-    sentences: list[Instance] = []
-    for index, joined in enumerate(join(task.sentences, size)):
-        before = len(sentences)
+    before = 0
+    for index, joined in enumerate(task.streams):
         stream = translate_long(
-            interpreter,
+            trial.interpreter,
             joined,
             index=index,
             segment=config.segment,
@@ -232,29 +270,25 @@ def _long(
             tell=lambda done, before=before: tell(before + done),  # type: ignore[misc]
         )
         streams.append(stream)
-        sentences += stream.cut(before)
+        before += len(joined)
     steps = [step for stream in streams for step in stream.steps]
     seconds = sum(step.seconds for step in steps)
     heard = sum(stream.length for stream in streams) / 1000
     _write_log(log, [stream.whole(i) for i, stream in enumerate(streams)])
-    _write_log(folder / "sentences.log", sentences)
     write_whole(folder / "steps.csv", csv_table([asdict(step) for step in steps]))
+    sentences: list[Instance] = []
+    for stream in streams:
+        sentences += stream.cut(len(sentences))
+    _write_log(folder / "sentences.log", sentences)
     return Evaluated(
-        name,
+        trial.name,
         score(sentences, config.tokenize),
         seconds,
         seconds / heard if task.is_speech else None,
         omnisteval.score_streams(log, streams, config.tokenize) if config.omnisteval else None,
         steps,
+        trial.note,
     )
-
-
-def _interpreter(task: Task, policy: Policy, reset: int | None = None) -> Interpreter:
-    config = task.config
-    interpreter = load_interpreter(config.run, policy, chunk_size=config.chunk_size, reset=reset)
-    if (interpreter.extractor is not None) != task.is_speech:
-        raise ConfigError(f"{config.run} and {config.data} are not of one kind of source")
-    return interpreter
 
 
 def translate(
@@ -280,7 +314,9 @@ def translate(
     for start in range(0, len(order), batch):
         chosen = order[start : start + batch]
         for i, instance in zip(
-            chosen, _together(interpreter, [sentences[i] for i in chosen], segment), strict=True
+            chosen,
+            _together(interpreter, [sentences[i] for i in chosen], segment, is_timed=batch == 1),
+            strict=True,
         ):
             instances[i] = replace(instance, index=i)
         tell(len(instances))
@@ -288,7 +324,7 @@ def translate(
 
 
 def _together(
-    interpreter: Interpreter, sentences: Sequence[Sentence], segment: int
+    interpreter: Interpreter, sentences: Sequence[Sentence], segment: int, *, is_timed: bool
 ) -> list[Instance]:
     parts: list[list[Any]] = []
     delays_of: list[list[float]] = []
@@ -308,7 +344,7 @@ def _together(
     words_of: list[list[str]] = [[] for _ in sentences]
     delays: list[list[float]] = [[] for _ in sentences]
     elapsed: list[list[float]] = [[] for _ in sentences]
-    is_timed = len(sentences) == 1 and interpreter.extractor is not None
+    is_timed = is_timed and interpreter.extractor is not None
     started = time.perf_counter()
     for step in range(max(map(len, parts))):
         new = pool.push([part[step] if step < len(part) else None for part in parts])
@@ -378,7 +414,8 @@ def tables(found: Sequence[Evaluated]) -> list[Table]:
         values = {"BLEU": each.scores.bleu, "chrF": each.scores.chrf, **each.scores.latency}
         rows.append([each.name, *_numbers(values, METRICS)])
         if is_speech:
-            rows[-1].append(f"{each.real_time_factor:.3f}")
+            factor = each.real_time_factor
+            rows[-1].append("" if factor is None else f"{factor:.3f}")
     shown = [Table("", columns + ["RTF"] * is_speech, rows)]
     timed = [each for each in found if each.scores.computation_aware]
     latencies = [name for name in METRICS if name in LATENCIES]
@@ -394,6 +431,18 @@ def tables(found: Sequence[Evaluated]) -> list[Table]:
     rows = [[each.name, *_numbers(each.omnisteval, METRICS)] for each in found if each.omnisteval]
     shown += [Table("OmniSTEval", columns, rows)] if rows else []
     return shown
+
+
+def notes(found: Sequence[Evaluated]) -> list[str]:
+    """What the tables do not tell."""
+    lines = [f"{each.name}: {each.note}" for each in found if each.note]
+    for each in found:
+        empty, total = each.scores.empty, each.scores.sentences
+        if empty:
+            lines.append(
+                f"{each.name}: {empty} of {total} sentences have no translation, and so no latency"
+            )
+    return lines
 
 
 def _numbers(values: Mapping[str, float], names: Sequence[str]) -> list[str]:
@@ -420,6 +469,7 @@ def _write(task: Task, found: Sequence[Evaluated]) -> None:
                 **each.scores.to_json(),
                 "omnisteval": each.omnisteval and without_nan(each.omnisteval),
                 "cost": cost if each.steps else None,
+                "note": each.note,
             }
         )
     facts = {"config": asdict(config), "part": task.part, "unit": unit, "results": results}
@@ -433,6 +483,8 @@ def _write(task: Task, found: Sequence[Evaluated]) -> None:
         f"{found[0].scores.sentences} sentences of {task.part}, latency in {unit}\n\n"
         + "\n".join(f"    {line}" for line in signatures(found[0].scores))
     )
+    if lines := notes(found):
+        parts.append("\n".join(f"- {line}" for line in lines))
     write_whole(config.output / "results.md", "\n\n".join(parts) + "\n")
     title = f"{config.run.name} on {task.part}"
     _plot(found, unit, title).savefig(config.output / "curve.png", dpi=150)
@@ -449,16 +501,43 @@ def signatures(scores: Scores) -> list[str]:
 def _plot(found: Sequence[Evaluated], unit: str, title: str) -> Figure:
     figure = Figure(figsize=(8, 5.5), layout="constrained")
     axes = figure.subplots()
-    points = [(each.scores.latency.get("LAAL", 0), each.scores.bleu) for each in found]
-    axes.plot(*zip(*sorted(points), strict=True), marker="o", color="#d55e00")
-    for each, point in zip(found, points, strict=True):
-        axes.annotate(each.name, point, xytext=(5, -12), textcoords="offset points", fontsize=8)
+    points = {
+        each.name: (each.scores.latency["LAAL"], each.scores.bleu)
+        for each in found
+        if each.scores.latency
+    }
+    for family, names in _families(list(points)).items():
+        line = sorted(points[name] for name in names)
+        axes.plot(*zip(*line, strict=True), marker="o", label=family)
+    for name, point in points.items():
+        axes.annotate(name, point, xytext=(5, -12), textcoords="offset points", fontsize=8)
+    if len(axes.get_lines()) > 1:
+        axes.legend(frameon=False)
     axes.set_xlabel(f"latency: LAAL ({unit})")
     axes.set_ylabel("quality: BLEU")
     axes.grid(color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title, fontsize=11)
     return figure
+
+
+def _families(names: Sequence[str]) -> dict[str, list[str]]:
+    """Names that are alike but for the policy's first number; offline is the end of wait-k."""
+    families: dict[str, list[str]] = {}
+    for name in names:
+        families.setdefault(re.sub(r"-[\d.]+", "-*", name), []).append(name)
+    for end in [name for name in names if name.startswith(Offline().name)]:
+        reset = end.partition(" ")[2]
+        waits = [
+            members
+            for family, members in families.items()
+            if family.startswith("wait-") and family.partition(" ")[2] == reset
+        ]
+        for members in waits:
+            members.append(end)
+        if waits:
+            del families[end]
+    return families
 
 
 def _size(sentence: Sentence) -> int:

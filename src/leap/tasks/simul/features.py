@@ -8,14 +8,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from leap.errors import ConfigError, FileError
-from leap.models.fbank import Frames, LeapformerFeatureExtractor
+from leap.errors import ConfigError, FileError, InputError
+from leap.models.fbank import Frames, LeapformerFeatureExtractor, Samples, as_samples
 from leap.tasks.files import first_line
-from leap.tasks.simul.audio import read_frames, read_sound
+from leap.tasks.simul.audio import RATE, read_frames, read_sound
 from leap.tasks.simul.corpus import Audio
 
 SMALLEST_DEVIATION = 1e-2
 """Of a band that hardly ever changes, as of pure silence: it is not blown up."""
+
+
+def load_sound(audio: Audio, rate: int = RATE) -> Samples:
+    """A recording as `read_sound` gives it, or a `FileError` if it holds what is no number."""
+    try:
+        return as_samples(read_sound(audio, rate))
+    except InputError as error:
+        raise FileError(f"{audio.path}: {error}") from error
 
 
 def load_frames(audio: Audio, extractor: LeapformerFeatureExtractor) -> Frames:
@@ -27,8 +35,12 @@ def load_frames(audio: Audio, extractor: LeapformerFeatureExtractor) -> Frames:
                 f"{audio.path} holds frames of {frames.shape[1]} bands, not "
                 f"{extractor.feature_size}"
             )
+        if not np.isfinite(frames).all():
+            raise FileError(
+                f"{audio.path} holds frames at byte {audio.start} that are no finite numbers"
+            )
     else:
-        frames = extractor.frames(read_sound(audio, extractor.sampling_rate))
+        frames = extractor.frames(load_sound(audio, extractor.sampling_rate))
     if not len(frames):
         raise FileError(f"{audio.path} is too short for a single frame of 10 ms")
     return frames

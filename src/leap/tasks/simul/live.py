@@ -54,7 +54,7 @@ class StreamConfig:
     segment: int = 320
     """Of sound: milliseconds that come at once."""
     chunk_size: int | None = None
-    """Source states read at once; by default 1 of text, 4 of speech, and offline all."""
+    """States read at once, 0 for all; by default the fewest of the training, offline the most."""
     reset: int | None = None
     """Begin anew at the end of a sentence or in a pause, and at the latest after so many states;
     by default 200 with a microphone, otherwise never."""
@@ -145,26 +145,31 @@ def _text(interpreter: Interpreter, text: TextIO) -> Iterator[Event]:
         if word is not None:
             n_read += 1
             yield from written(stream.push([word]))
-        elif n_read:
+        else:
             yield from written(stream.finish())
             yield _ended(delays, n_read)
             delays, n_read = [], 0
 
 
 def _words(text: TextIO) -> Iterator[str | None]:
-    """Words as soon as white space follows, and None at the end of each line and of the text."""
-    begun = ""
+    """Words as soon as white space follows, and None at the end of each line.
+
+    The last line may have no end, and then there is one if there is anything in it.
+    """
+    begun, is_open = "", False
     for block in _blocks(text):
         *lines, begun = (begun + block).split("\n")
         for line in lines:
             yield from line.split()
             yield None
         words = begun.split()
+        is_open = bool(words) or (is_open and not lines)
         is_cut = bool(words) and not begun[-1].isspace()
         begun = words.pop() if is_cut else ""
         yield from words
     yield from begun.split()
-    yield None
+    if is_open:
+        yield None
 
 
 def _blocks(text: TextIO) -> Iterator[str]:

@@ -134,6 +134,11 @@ class Instance:
         return any(self.elapsed)
 
     @property
+    def computing(self) -> Amount:
+        """Milliseconds of it up to the last word, if it was measured."""
+        return self.elapsed[-1] - self.delays[-1] if self.is_timed else 0
+
+    @property
     def reference_length(self) -> int:
         """Words of the reference, counted by its spaces, as both packages do."""
         return len(self.reference.split(" "))
@@ -161,7 +166,7 @@ class Scores:
     latency: dict[str, Amount]
     """By the delays alone."""
     computation_aware: dict[str, Amount] = field(default_factory=dict)
-    """With all computing added, as SimulEval has it; empty if nothing was measured."""
+    """With all computing added, as SimulEval has it; empty unless measured of all sentences."""
     real_time: dict[str, Amount] = field(default_factory=dict)
     """With computing going on while listening (`real_time`)."""
     sentences: int = 0
@@ -202,7 +207,7 @@ def score(instances: Sequence[Instance], tokenize: str = "13a") -> Scores:
         )
     bleu, chrf = sacrebleu.BLEU(tokenize=tokenize), sacrebleu.CHRF()
     written = [instance for instance in instances if instance.delays]
-    timed = [instance for instance in written if instance.is_timed]
+    timed = written if all(instance.is_timed for instance in written) else []
     return Scores(
         bleu=bleu.corpus_score(predictions, references).score,
         chrf=chrf.corpus_score(predictions, references).score,

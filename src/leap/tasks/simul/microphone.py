@@ -13,6 +13,8 @@ from leap.models.fbank import Samples
 from leap.tasks.files import first_line
 from leap.tasks.simul.audio import RATE, Resampler
 
+BLOCK = 20
+"""Milliseconds that the microphone gives at once."""
 PATIENCE = 0.1
 """Seconds between two looks at whether to stop, where no sound comes."""
 
@@ -36,9 +38,10 @@ def listen(
     milliseconds: int = 320,
     device: str | None = None,
 ) -> Iterator[Heard]:
-    """What is spoken, a stretch at a time, until it is stopped.
+    """What is spoken, a stretch at a time, until it is stopped; the last one may be shorter.
 
-    Nothing is lost while the caller is busy: what is spoken meanwhile waits.
+    Nothing is lost while the caller is busy: what is spoken meanwhile waits. Where the microphone
+    has another rate, a stretch is a few hundredths of a second late.
 
     Args:
         stopped: whether to end.
@@ -57,7 +60,7 @@ def listen(
         found = round(sounddevice.query_devices(chosen, "input")["default_samplerate"])
         stream = sounddevice.InputStream(
             samplerate=found,
-            blocksize=-(-milliseconds * found // 1000),
+            blocksize=-(-BLOCK * found // 1000),
             device=chosen,
             channels=1,
             callback=take,
@@ -68,7 +71,8 @@ def listen(
             f"no microphone{which} can be used ({first_line(error)}); python -m sounddevice lists "
             "what there is"
         ) from error
-    resampler = Resampler(found, rate)
+    resampler, size = Resampler(found, rate), -(-milliseconds * rate // 1000)
+    ready, arrived = np.zeros(0, np.float32), time.perf_counter()
     with stream:
         while not (stopped() and waiting.empty()):
             try:
@@ -77,7 +81,13 @@ def listen(
                 if not stream.active:
                     raise LeapError("the microphone has gone") from None
                 continue
-            yield Heard(resampler.push(block), len(block) / found, arrived)
+            ready = np.concatenate([ready, resampler.push(block)])
+            while len(ready) >= size:
+                yield Heard(ready[:size], size / rate, arrived)
+                ready = ready[size:]
+    ready = np.concatenate([ready, resampler.push(np.zeros(0, np.float32), last=True)])
+    if len(ready):
+        yield Heard(ready, len(ready) / rate, arrived)
 
 
 def _sounddevice() -> Any:

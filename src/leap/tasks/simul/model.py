@@ -57,6 +57,10 @@ class ModelConfig:
     """Of speech: weight of learning to tell the transcript, where there is one."""
 
 
+LONGEST = 512
+"""Pieces that `generate` writes at most, unless told otherwise; Hugging Face's own 20 are few."""
+
+
 def build_model(
     config: ModelConfig, vocabulary: Vocabulary, n_bins: int | None = None
 ) -> Translator:
@@ -80,7 +84,6 @@ def build_model(
         "bos_token_id": BOS,
         "pad_token_id": PAD,
         "eos_token_id": EOS,
-        "chunk_size": 1,
     }
     for part, n_layer in (
         ("encoder", config.encoder_layers),
@@ -89,14 +92,18 @@ def build_model(
     ):
         name = getattr(config, f"{part}_attention") or config.attention
         options[f"{part}_attention"] = _one_a_layer(name, n_layer)
+    model: Translator
     if n_bins is None:
-        return LeapformerForSeq2SeqLM(LeapformerSeq2SeqConfig(**options))
-    speech: dict[str, Any] = {
-        "n_bins": n_bins,
-        "n_subsampling": config.subsampling,
-        "ctc_weight": config.ctc_weight,
-    }
-    return LeapformerForSpeechSeq2Seq(LeapformerSpeechConfig(**options, **speech))
+        model = LeapformerForSeq2SeqLM(LeapformerSeq2SeqConfig(**options))
+    else:
+        speech: dict[str, Any] = {
+            "n_bins": n_bins,
+            "n_subsampling": config.subsampling,
+            "ctc_weight": config.ctc_weight,
+        }
+        model = LeapformerForSpeechSeq2Seq(LeapformerSpeechConfig(**options, **speech))
+    model.generation_config.max_new_tokens = LONGEST
+    return model
 
 
 ENCODER_SETTINGS = (
@@ -154,7 +161,7 @@ def load_run(path: Path) -> tuple[Translator, Vocabulary]:
         path: the run folder, or the folder of its model.
     """
     folder = path / "model" if (path / "model").is_dir() else path
-    if (folder / "checkpoints").is_dir():
+    if (folder / "data.json").is_file():  # That of a run, which has no model yet.
         raise FileError(
             f"the run in {path} is not finished; give its leap simul train again, to go on with it"
         )

@@ -13,7 +13,7 @@ from typing import Any
 from leap.errors import FileError
 from leap.tasks.files import first_line, read_text
 from leap.tasks.simul.audio import sound_facts
-from leap.tasks.simul.corpus import PARTS, Audio, Corpus, Reader, Sentence
+from leap.tasks.simul.corpus import PARTS, Audio, Corpus, Reader, Sentence, link_recording
 from leap.tasks.simul.s2t import count_frames
 
 KEYS = ("wav", "offset", "duration")
@@ -74,13 +74,11 @@ def write_must_c(corpus: Corpus, folder: Path) -> None:
                 raise FileError(f"sentence {sentence.id} has no recording, which MuST-C needs")
             audio = sentence.audio
             total, rate = sound_facts(audio.path)
-            link = pair / name / "wav" / audio.path.name
-            if not link.exists():
-                link.symlink_to(audio.path.resolve())
+            wav = link_recording(audio.path, pair / name / "wav")
             length = total - audio.start if audio.length is None else audio.length
             segments.append(
                 f"- {{duration: {length / rate:.6f}, offset: {audio.start / rate:.6f}, "
-                f"speaker_id: {sentence.speaker or 'unknown'}, wav: {link.name}}}\n"
+                f"speaker_id: {sentence.speaker or 'unknown'}, wav: {wav}}}\n"
             )
         txt = pair / name / "txt"
         (txt / f"{name}.yaml").write_text("".join(segments), encoding="utf-8")

@@ -1,6 +1,7 @@
 """When to read on and when to write: policies, all behind one interface.
 
-    wait-3, wait-5/4    3 source states ahead; 5 steps of 4 states ahead (pre-decision ratio 4)
+    wait-3/1, wait-5/4  3 source states ahead; 5 steps of 4 states ahead (pre-decision ratio 4)
+    wait-3              the same, with the ratio that the model was trained with
     offline             everything is read first
     agree-2             what the last 2 hypotheses begin with in common (local agreement, LA-2)
     align-2             while the most attended chunk is not among the last 2 (AlignAtt)
@@ -16,6 +17,7 @@ sound.
 import re
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -72,8 +74,8 @@ class WaitK(Policy):
 
     @property
     def name(self) -> str:
-        """wait-k, or wait-k/ratio."""
-        return f"wait-{self.wait}" + (f"/{self.ratio}" if self.ratio > 1 else "")
+        """wait-k/ratio, which means the same to whoever reads it."""
+        return f"wait-{self.wait}/{self.ratio}"
 
     def may_write(self, n_read: int, n_written: int) -> bool:
         """Whether the schedule is that far."""
@@ -138,7 +140,8 @@ class AlignAtt(Adaptive):
 
     Args:
         chunks: how many are too new to be relied on.
-        longest: chunks to look back for the most attended; more are taken for gone by.
+        longest: chunks to look back for the most attended; all before them count as one, which has
+            gone by.
     """
 
     chunks: int = 2
@@ -160,7 +163,8 @@ class AlignAtt(Adaptive):
 
     def trusts(self, attention: Float[Tensor, "b window"]) -> Bool[Tensor, " b"]:
         """Whether the most attended chunk is older than those."""
-        return attention.argmax(dim=1) >= self.chunks
+        before = 1 - attention.sum(dim=1, keepdim=True)
+        return torch.cat([attention, before], dim=1).argmax(dim=1) >= self.chunks
 
 
 @dataclass(frozen=True)

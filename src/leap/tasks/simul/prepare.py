@@ -3,10 +3,12 @@
 config.json, data.json   the settings, and a digest of the text
 vocabulary/              pieces of both languages
 extractor/               how sound becomes frames, with their statistics
-gcmvn.npz, config.yaml   the same for fairseq
+gcmvn.npz, config.yaml,
+dict.txt                 the same for fairseq
 features/, audio/        sound that was made, or frames of it
 train.tsv, valid.tsv …   the sentences, as fairseq's manifests
-simuleval/               each test as SimulEval reads it: a list of sources, one of references
+simuleval/               each test as SimulEval reads it: a list of sources, one of references;
+                         not of a test that was given as frames
 left_out.txt             sentences that could not be read, and why
 metrics.json             counts, written last: a folder that has them is finished
 """
@@ -19,11 +21,10 @@ from typing import Any, Literal
 
 from leap.errors import ConfigError, FileError
 from leap.models.fbank import LeapformerFeatureExtractor, Samples
-from leap.tasks.simul.audio import read_sound
 from leap.tasks.simul.corpus import Corpus, Sentence, texts
 from leap.tasks.simul.covost import read_covost
 from leap.tasks.simul.data import SpeechPairs, TextPairs
-from leap.tasks.simul.features import SpecAugment
+from leap.tasks.simul.features import SpecAugment, load_sound
 from leap.tasks.simul.must_c import read_must_c
 from leap.tasks.simul.numbers import numbers_corpus
 from leap.tasks.simul.parallel import read_multi30k, read_parallel
@@ -34,6 +35,7 @@ from leap.tasks.simul.speak import speaker
 from leap.tasks.simul.speech import Progress, SoundOf, Store, estimate, store_speech
 from leap.tasks.simul.vocabulary import (
     SENTENCEPIECE,
+    SPECIAL,
     Vocabulary,
     load_vocabulary,
     read_vocabulary,
@@ -191,8 +193,9 @@ def read_corpus(config: PrepareConfig) -> Corpus:
     if not parts.get("train"):
         raise FileError(f"{corpus.name} has the parts {', '.join(parts)}, and none to train on")
     if config.limit is not None:
-        every = max(1, len(parts["train"]) // config.limit)
-        parts["train"] = parts["train"][::every][: config.limit]
+        train = parts["train"]
+        n = min(config.limit, len(train))
+        parts["train"] = [train[i * len(train) // n] for i in range(n)]
     for name in config.tests or ():
         if name not in parts:
             raise ConfigError(f"tests: {corpus.name} has no {name}; it has {', '.join(parts)}")
@@ -221,7 +224,9 @@ def _prepare(
     sound_of = _sound_of(config, corpus)
     if sound_of is not None or corpus.is_spoken:
         extractor = LeapformerFeatureExtractor()
-        if sound_of is not None:
+        if sound_of is _recording:
+            corpus = _store_recordings(corpus, path, extractor, progress)
+        elif sound_of is not None:
             corpus = store_speech(corpus, path, sound_of, extractor, config.store, progress)
         statistics = estimate(corpus.parts["train"], extractor)
         statistics.save(path / "gcmvn.npz")
@@ -229,13 +234,25 @@ def _prepare(
         folder.write_folder("extractor", extractor.save_pretrained)
     if not (path / "vocabulary").exists():
         folder.write_folder("vocabulary", _vocabulary(config, corpus).save)
-    write_config(path, f"vocabulary/{SENTENCEPIECE}", "gcmvn.npz" if extractor else None)
+    vocabulary = load_vocabulary(path / "vocabulary")
+    write_config(
+        path,
+        f"vocabulary/{SENTENCEPIECE}",
+        vocabulary.pieces[len(SPECIAL) :],
+        "gcmvn.npz" if extractor else None,
+    )
+    notes = []
     for part, sentences in corpus.parts.items():
         write_part(path / f"{part}.tsv", sentences)
-        if part not in ("train", "valid"):
+        if part in ("train", "valid"):
+            continue
+        if any(sentence.holds_features for sentence in sentences):
+            notes.append(
+                f"{part} is not there for SimulEval, which plays recordings: it has frames"
+            )
+        else:
             write_simuleval(path / "simuleval", part, sentences)
     write_whole(path / "left_out.txt", "".join(f"{note}\n" for note in corpus.left_out))
-    vocabulary = load_vocabulary(path / "vocabulary")
     folder.write_metrics(
         {
             "corpus": corpus.name,
@@ -249,6 +266,7 @@ def _prepare(
                 for part, found in corpus.parts.items()
             },
             "left_out": len(corpus.left_out),
+            "notes": notes,
         }
     )
 
@@ -265,7 +283,27 @@ def _sound_of(config: PrepareConfig, corpus: Corpus) -> SoundOf | None:
 def _recording(part: str, sentence: Sentence) -> tuple[Samples, str]:
     if sentence.audio is None:
         raise FileError("it has no recording")
-    return read_sound(sentence.audio), sentence.speaker
+    return load_sound(sentence.audio), sentence.speaker
+
+
+def _store_recordings(
+    corpus: Corpus, path: Path, extractor: LeapformerFeatureExtractor, progress: Progress | None
+) -> Corpus:
+    """Store frames of recordings to train on; sentences that came as frames stay as they are."""
+    framed, recorded = (
+        {
+            part: [sentence for sentence in sentences if sentence.holds_features == is_framed]
+            for part, sentences in corpus.parts.items()
+        }
+        for is_framed in (True, False)
+    )
+    if not recorded["train"]:
+        return corpus
+    stored = store_speech(
+        replace(corpus, parts=recorded), path, _recording, extractor, "features", progress
+    )
+    parts = {part: [*stored.parts.get(part, ()), *found] for part, found in framed.items()}
+    return replace(stored, parts={part: found for part, found in parts.items() if found})
 
 
 def _vocabulary(config: PrepareConfig, corpus: Corpus) -> Vocabulary:

@@ -33,15 +33,9 @@ def resegment(words: Sequence[str], references: Sequence[str]) -> list[int]:
         references: sentences, one or more of them with words.
     """
     of_sentence = [(word, i) for i, text in enumerate(references) for word in text.split()]
-    if not of_sentence:
-        raise InputError("the references have no words, so that nothing can be aligned to them")
+    check_size(len(words), len(of_sentence))
     if not words:
         return []
-    if len(words) * len(of_sentence) > MOST:
-        raise InputError(
-            f"{len(words)} words are too many to be aligned to {len(of_sentence)}; "
-            "make shorter streams"
-        )
     expected = [word for word, _ in of_sentence]
     scores, rows, columns = _likeness(expected, words)
     faced = _align(scores, rows, columns)
@@ -62,6 +56,16 @@ def resegment(words: Sequence[str], references: Sequence[str]) -> list[int]:
             prefers_next = prefers_next or bool(row[rows[following]] > row[rows[last]])
         found.append(of_sentence[following if prefers_next else last][1])
     return found
+
+
+def check_size(n_words: int, n_expected: int) -> None:
+    """Raises InputError if so many words cannot be aligned to so many of the references."""
+    if not n_expected:
+        raise InputError("the references have no words, so that nothing can be aligned to them")
+    if n_words * n_expected > MOST:
+        raise InputError(
+            f"{n_words} words are too many to be aligned to {n_expected}; make shorter streams"
+        )
 
 
 def _likeness(

@@ -15,9 +15,11 @@ from leap.models.fbank import LeapformerFeatureExtractor
 from leap.tasks.simul.audio import RATE, sound_facts
 from leap.tasks.simul.corpus import PARTS, Audio, Corpus, Reader, Sentence, with_held_out
 from leap.tasks.simul.tables import read_table, write_table
+from leap.training.folder import write_whole
 
 NEEDED = ("id", "audio", "n_frames", "tgt_text")
 COLUMNS = (*NEEDED, "speaker", "src_text")
+PIECES = "dict.txt"
 
 
 def read_s2t(folder: Path, source: str = "en", target: str = "de") -> Corpus:
@@ -85,12 +87,19 @@ def write_part(path: Path, sentences: Sequence[Sentence], root: Path | None = No
     )
 
 
-def write_config(folder: Path, vocabulary: str, statistics: str | None, n_bins: int = 80) -> None:
-    """Write the `config.yaml` that fairseq reads beside the manifests.
+def write_config(
+    folder: Path,
+    vocabulary: str,
+    pieces: Sequence[str],
+    statistics: str | None,
+    n_bins: int = 80,
+) -> None:
+    """Write what fairseq reads beside the manifests: `config.yaml`, and `dict.txt` of pieces.
 
     Args:
         folder: of the manifests.
         vocabulary: path of the SentencePiece file, from there.
+        pieces: that it has, less the special ones, which fairseq puts before them itself.
         statistics: path of the npz file with mean and deviation of frames, if there is one.
         n_bins: bands of a frame.
     """
@@ -98,7 +107,7 @@ def write_config(folder: Path, vocabulary: str, statistics: str | None, n_bins: 
 
     transforms = ["global_cmvn"] if statistics else []
     config: dict[str, Any] = {
-        "vocab_filename": "dict.txt",
+        "vocab_filename": PIECES,
         "bpe_tokenizer": {"bpe": "sentencepiece", "sentencepiece_model": vocabulary},
         "input_feat_per_channel": n_bins,
         "input_channels": 1,
@@ -115,6 +124,8 @@ def write_config(folder: Path, vocabulary: str, statistics: str | None, n_bins: 
     if statistics:
         config["global_cmvn"] = {"stats_npz_path": statistics}
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    # The number is how often a piece occurs, of which fairseq's own scripts say 1, too.
+    write_whole(folder / PIECES, "".join(f"{piece} 1\n" for piece in pieces))
 
 
 def parse_audio(text: str, folder: Path) -> Audio:

@@ -66,7 +66,7 @@ class TextSource:
         if not isinstance(source, str):
             if not all(isinstance(word, str) for word in source):
                 raise InputError("this stream takes text, or a list of words")
-            source = "".join(f"{word} " for word in source)
+            source = "".join(f" {word} " for word in source)
         text = self.begun + source
         words = text.split()
         is_cut = bool(words) and not text[-1].isspace()
@@ -164,8 +164,16 @@ class SpeechSource:
         self.is_ended = True
 
     def take(self, n_read: int) -> Chunk | None:
-        """The next chunk, if all of it has come; the end, if there is nothing else."""
+        """The next chunk, if all of it has come; the end, if there is nothing else.
+
+        Chunks of silence before the first that is heard are passed over: they would count as
+        read, and the first sound would let all be written that they stand for.
+        """
         size = self.chunk_size * self.frames_per_state
+        while not n_read and size and len(self.frames) >= size:
+            if self._is_heard(self.frames[:size]):
+                break
+            self.frames = self.frames[size:]
         if not size or len(self.frames) < size:
             if not self.is_ended:
                 return None

@@ -12,6 +12,7 @@ A stream is small: it can be forked, saved, and stepped with many others as one 
 (`StreamPool`).
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ from leap.tasks.simul.model import Translator, load_run
 from leap.tasks.simul.policies import Offline, Policy, read_policy
 from leap.tasks.simul.sources import Chunk, Source, SpeechSource, TextSource
 from leap.tasks.simul.vocabulary import BOS, EOS, PAD, SPACE, UNK, Vocabulary, Words
+from leap.training.folder import read_json
 
 SPELLS_NOTHING = (BOS, PAD, UNK)
 FEW = 10
@@ -375,9 +377,16 @@ class StreamPool:
         """Take more of each source, None for nothing, and give each stream's new words."""
         if len(sources) != len(self.rows):
             raise InputError(f"{len(sources)} sources for {len(self.rows)} streams")
-        for row, source in zip(self.rows, sources, strict=True):
-            if source is not None:
-                row.source.push(source)
+        # Into forks first: an error in one source leaves the others, and itself, as they were.
+        taken = [
+            row.source if x is None else row.source.fork()
+            for row, x in zip(self.rows, sources, strict=True)
+        ]
+        for source, more in zip(taken, sources, strict=True):
+            if more is not None:
+                source.push(more)
+        for row, source in zip(self.rows, taken, strict=True):
+            row.source = source
         return self._run()
 
     def finish(self, which: Sequence[int] | None = None) -> list[list[str]]:
@@ -517,6 +526,50 @@ class StreamPool:
         self.states = self.states.concat([new]).select(torch.tensor(order))
 
 
+@dataclass(frozen=True)
+class Trained:
+    """What a run has left: a model, and how it learnt to read."""
+
+    model: Translator
+    vocabulary: Vocabulary
+    extractor: LeapformerFeatureExtractor | None
+    ratio: int
+    """Source states to a target piece, of wait-k."""
+    chunk_sizes: Sequence[int]
+    """States that were read at once; 0 for all."""
+
+    def interpreter(
+        self,
+        policy: str | Policy,
+        *,
+        chunk_size: int | None = None,
+        longest: float = 2.0,
+        reset: int | None = None,
+    ) -> Interpreter:
+        """The model with a policy.
+
+        Args:
+            policy: or its name, where a wait has the ratio of the training, unless it says.
+            chunk_size: states that are read at once, 0 for all; by default the fewest of the
+                training, offline the most.
+            longest, reset: see `Interpreter`.
+        """
+        if isinstance(policy, str):
+            policy = read_policy(policy, self.ratio)
+        if chunk_size is None:
+            choose = max if isinstance(policy, Offline) else min
+            chunk_size = choose(self.chunk_sizes, key=lambda size: size or math.inf)
+        return Interpreter(
+            self.model,
+            self.vocabulary,
+            policy,
+            extractor=self.extractor,
+            chunk_size=chunk_size,
+            longest=longest,
+            reset=reset,
+        )
+
+
 def load_interpreter(
     run: Path,
     policy: str | Policy,
@@ -529,27 +582,30 @@ def load_interpreter(
 
     Args:
         run: the run folder, or the folder of its model.
-        policy: or its name, where a wait counts 4 states of speech for a piece, unless it says.
-        chunk_size: states that are read at once. By default, offline, a source is read as a whole.
-        longest, reset: see `Interpreter`.
+        policy, chunk_size, longest, reset: see `Trained.interpreter`.
     """
+    return load_trained(run).interpreter(
+        policy, chunk_size=chunk_size, longest=longest, reset=reset
+    )
+
+
+def load_trained(run: Path) -> Trained:
+    """The model of a run folder, or of the folder of its model."""
     model, vocabulary = load_run(run)
+    folder = run / "model" if (run / "model").is_dir() else run
     extractor = None
     if model.main_input_name == "input_features":
-        folder = run / "model" if (run / "model").is_dir() else run
         extractor = LeapformerFeatureExtractor.from_pretrained(str(folder))
-    if isinstance(policy, str):
-        policy = read_policy(policy, 1 if extractor is None else 4)
-    if chunk_size is None and isinstance(policy, Offline):
-        chunk_size = 0
-    return Interpreter(
+    settings = folder.parent / "config.json"
+    has_settings = folder.name == "model" and settings.is_file()
+    found = read_json(settings) if has_settings else {}
+    usual = 1 if extractor is None else 4
+    return Trained(
         model,
         vocabulary,
-        policy,
-        extractor=extractor,
-        chunk_size=chunk_size,
-        longest=longest,
-        reset=reset,
+        extractor,
+        ratio=found.get("ratio") or usual,
+        chunk_sizes=found.get("chunk_sizes") or (usual, 0),
     )
 
 

@@ -170,7 +170,11 @@ def train_vocabulary(
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
-    """The vocabulary in a SentencePiece file, which must have the special pieces as ours has."""
+    """The vocabulary in a SentencePiece file.
+
+    Its special pieces must be as ours are, and a space may only be in front of the others: words
+    are told by that.
+    """
     found = read_sentencepiece(path, extra="simul")
     spec = found.spec
     ids = (spec.bos_id, spec.pad_id, spec.eos_id, spec.unk_id)
@@ -179,6 +183,17 @@ def read_vocabulary(path: Path) -> Vocabulary:
             f"{path} has bos, pad, eos and unk at {', '.join(map(str, ids))}; train one with them "
             f"at {BOS}, {PAD}, {EOS} and {UNK}"
         )
+    if spec.byte_fallback:
+        raise FileError(
+            f"{path} spells rare characters in bytes, which no word can be put together of; train "
+            "one without byte_fallback"
+        )
+    for piece in (each.piece for each in found.proto.pieces):
+        if SPACE in piece.lstrip(SPACE):
+            raise FileError(
+                f"{path} has pieces with a space elsewhere than in front, such as {piece}; train "
+                "one with split_by_whitespace and without treat_whitespace_as_suffix"
+            )
     backend = found.tokenizer()
     names = dict(zip(("bos", "pad", "eos", "unk"), map(found.piece, ids), strict=True))
     backend.post_processor = TemplateProcessing(
