@@ -75,7 +75,15 @@ def test_train_tells_what_came_out_and_where_it_is(capsys, play, tmp_path):
     assert "best at step 4 of 4" in out
     assert "test perplexity" in out and "bits a byte" in out
     assert f"wrote {tmp_path / 'run'}" in out
+    assert out.startswith(f"read {play}: ")
     assert [line.split()[0] for line in err.splitlines()] == ["2/4", "4/4"]
+
+
+def test_train_tells_that_a_run_was_finished_before(capsys, run_folder, play):
+    code, out, _ = run(capsys, "train", "--data", play, "--output", run_folder, *SMALL)
+    assert code == 0
+    assert "best at step 4 of 4" in out
+    assert f"{run_folder} was finished before; nothing was trained" in out and "wrote" not in out
 
 
 def test_eval_prints_the_numbers(capsys, run_folder, play, tmp_path):
@@ -87,6 +95,7 @@ def test_eval_prints_the_numbers(capsys, run_folder, play, tmp_path):
     assert f"{score['tokens']:,} tokens" in out
     assert f"perplexity a token  {score['perplexity']:.3f}" in out
     assert f"wrote {output}" in out
+    assert out.startswith(f"read {play}: ")
 
 
 def test_generate_prints_the_prompt_the_text_and_the_speed(capsys, run_folder, tmp_path):
@@ -125,6 +134,7 @@ def test_compare_prints_the_table(capsys, play, tmp_path):
     )  # fmt: skip
     assert code == 0
     assert "perplexity" in out and "leap:windowed" in out and "peak MiB" in out
+    assert out.startswith(f"read {play}: ")
     assert f"wrote {tmp_path / 'results.md'}" in out
     assert "gpt2 2/4" in err
 

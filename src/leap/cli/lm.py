@@ -22,6 +22,7 @@ from leap.tasks.lm import generate as generating
 from leap.tasks.lm import recall as recalling
 from leap.tasks.lm import train as training
 from leap.tasks.lm.compare import CompareConfig
+from leap.tasks.lm.data import Corpus
 from leap.tasks.lm.demo import DemoConfig
 from leap.tasks.lm.evaluate import EvalConfig
 from leap.tasks.lm.explain import ExplainConfig
@@ -41,9 +42,10 @@ class PresetsConfig:
 
 def train(config: TrainConfig) -> None:
     """Train, and say what came out and where it is."""
+    finished = training.run_folder(config).metrics() is not None
     with progress_shown() as show:
         tell = told(show)
-        metrics = training.train(config, lambda status: tell("", status))
+        metrics = training.train(config, lambda status: tell("", status), _tell_text)
     if not metrics:
         return  # Not the first of several processes.
     print(
@@ -55,13 +57,28 @@ def train(config: TrainConfig) -> None:
         f"test perplexity {score['perplexity']:.2f} a token, {score['word_perplexity']:.1f} a "
         f"word; {score['bits_per_byte']:.3f} bits a byte"
     )
-    print(f"wrote {config.output}")
+    if finished:
+        print(f"{config.output} was finished before; nothing was trained")
+    else:
+        print(f"wrote {config.output}")
+
+
+def _tell_text(corpus: Corpus) -> None:
+    """Say what was read, and how it is divided."""
+    train, valid, test = (sum(map(len, part)) for part in (corpus.train, corpus.valid, corpus.test))
+    print(
+        f"read {corpus.name}: {train:,} characters to learn from, {valid:,} to choose by, "
+        f"{test:,} to test",
+        flush=True,
+    )
 
 
 def evaluate(config: EvalConfig) -> None:
     """Measure, and print the numbers."""
     with progress_shown() as show:
-        score = evaluating.evaluate(config, lambda done, total: show("tokens", done, total))
+        score = evaluating.evaluate(
+            config, lambda done, total: show("tokens", done, total), _tell_text
+        )
     print(f"{score.tokens:,} tokens, {score.words:,} words, {score.bytes:,} bytes")
     print(f"perplexity a token  {score.perplexity:.3f}  (loss {score.loss:.4f})")
     print(f"perplexity a word   {score.word_perplexity:.2f}")
@@ -115,7 +132,7 @@ def presets(_config: PresetsConfig) -> None:
 def compare(config: CompareConfig) -> None:
     """Train the models, print the table, and say where the files are."""
     with progress_shown() as show:
-        rows = comparing.compare(config, told(show), peak_bytes)
+        rows = comparing.compare(config, told(show), peak_bytes, _tell_text)
     show_table(comparing.COLUMNS, [comparing.cells(row) for row in rows])
     for name in ("results.json", "results.md", "curves.png"):
         print(f"wrote {config.output / name}")
@@ -227,7 +244,7 @@ VERBS = {
         config=CompareConfig,
         run=compare,
         examples=[
-            ("lm compare", "eight models on WikiText-2, hours on a CPU"),
+            ("lm compare", "several models on WikiText-2, hours on a CPU"),
             ("lm compare --models gpt2 leap:windowed --steps 200", "two of them, briefly"),
             (
                 "lm compare --tokenizer spiece.model --train-tokenizer None --length 2048 "

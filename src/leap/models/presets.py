@@ -35,10 +35,16 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def preset(name: str, **changes: Any) -> LeapformerConfig:
-    """The config called `name`, with changes; a LeapConfig if `attention` is changed to "leap"."""
+    """The config called `name`, with changes; a LeapConfig if `attention` is changed to "leap".
+
+    Where the vocabulary is changed, adaptive cutoffs beyond its end are left out.
+    """
     if name not in PRESETS:
         raise ConfigError(f"no preset is called {name!r}; there are {', '.join(PRESETS)}")
     base = PRESETS[name]
+    if "adaptive_cutoffs" in base and "vocab_size" in changes:
+        cutoffs = [cut for cut in base["adaptive_cutoffs"] if cut < changes["vocab_size"]]
+        base = base | {"adaptive_cutoffs": cutoffs or None}
     if changes.get("attention") != "leap":
         return LeapformerConfig(**base | changes)
     if base.get("position_embedding") == "rotary":  # LEAP has nothing to turn, but windows.

@@ -1,7 +1,9 @@
-"""Files as every task reads them: where data sets lie, and text or an error that says why not."""
+"""Files as every task reads them: where data sets lie, text and weights, or why they are none."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from leap.errors import FileError
 
@@ -32,3 +34,18 @@ def read_text(path: Path) -> str:
 def first_line(error: BaseException) -> str:
     """What another library's error says, short enough for ours."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def check_weights(loaded: Mapping[str, Any], folder: Path) -> None:
+    """Refuse weights that `from_pretrained` could not place: they would be drawn at random.
+
+    Args:
+        loaded: what it tells with `output_loading_info`.
+        folder: where they come from.
+    """
+    for keys, fault in (("missing_keys", "is missing"), ("unexpected_keys", "is not its own")):
+        if loaded[keys]:
+            raise FileError(
+                f"the weights in {folder} are of another model than its config.json "
+                f"({min(loaded[keys])} {fault}); put its own back"
+            )

@@ -111,6 +111,24 @@ def test_models_trained_otherwise_are_not_mixed_in(config):
     assert not (config.output / "other").exists()
 
 
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("linear:global", "models: 'linear:global': .* attention=linear has none"),
+        ("leap:rotary", "models: 'leap:rotary': .*rotary"),
+        ("gpt2:rotary", "models: 'gpt2:rotary': gpt2 has learned positions, not rotary"),
+    ],
+)
+@pytest.mark.parametrize("train_tokenizer", [280, None])
+def test_a_model_that_cannot_be_made_shows_before_the_work(config, model, message, train_tokenizer):
+    told = []
+    config = replace(config, models=("gpt2", model), train_tokenizer=train_tokenizer)
+    with pytest.raises(ConfigError, match=message):
+        compare(config, lambda *status: told.append(status))
+    assert told == []
+    assert not config.output.exists()
+
+
 def test_all_models_share_one_tokenizer(config):
     compare(config)
     fingerprints = {

@@ -39,6 +39,38 @@ def test_a_folder_with_parts_has_these_parts(tmp_path):
     assert (corpus.train, corpus.valid, corpus.test) == (["a b c\n"], ["d\n"], ["e\n"])
 
 
+def test_parts_may_have_a_name_before_theirs(tmp_path):
+    for part in ("train", "valid", "test"):
+        write(tmp_path / f"wiki.{part}.tokens", f"{part}\n")
+    corpus = read_corpus(str(tmp_path))
+    assert (corpus.train, corpus.valid, corpus.test) == (["train\n"], ["valid\n"], ["test\n"])
+    assert corpus.name == f"{tmp_path} (wiki.train.tokens, wiki.valid.tokens, wiki.test.tokens)"
+
+
+def test_a_program_called_train_is_no_part(tmp_path):
+    write(tmp_path / "train.py", lines(100, "train"))
+    write(tmp_path / "model.py", lines(100, "model"))
+    corpus = read_corpus(str(tmp_path))
+    joined = "".join([*corpus.train, *corpus.valid, *corpus.test])
+    assert joined == lines(100, "model") + "\n" + lines(100, "train")
+    assert corpus.name == f"{tmp_path} (2 files)"
+
+
+def test_empty_files_of_a_folder_are_left_out(tmp_path):
+    write(tmp_path / "a.py", lines(100))
+    write(tmp_path / "__init__.py", "")
+    write(tmp_path / "blank.py", " \n")
+    corpus = read_corpus(str(tmp_path))
+    assert "".join([*corpus.train, *corpus.valid, *corpus.test]) == lines(100)
+    assert corpus.name == f"{tmp_path} (1 file, 2 empty left out)"
+
+
+def test_a_folder_of_empty_files_is_named(tmp_path):
+    write(tmp_path / "__init__.py", "")
+    with pytest.raises(FileError, match=r"the files in .* are empty; give"):
+        read_corpus(str(tmp_path))
+
+
 def test_a_part_that_is_missing_is_cut_off_the_training_text(tmp_path):
     write(tmp_path / "train.txt", lines(200))
     write(tmp_path / "test.txt", "e\n")
@@ -103,6 +135,27 @@ def test_wikitext_2_comes_from_the_datasets_library_where_there_is_no_folder(tmp
     corpus = read_corpus("wikitext-2")
     assert asked == [("Salesforce/wikitext", "wikitext-2-v1")]
     assert corpus.valid == ["\n = A = \n b \n"]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("wikimedia/wikipedia:20231101.en", ("wikimedia/wikipedia", "20231101.en")),
+        ("some/data:plain.txt", ("some/data", "plain.txt")),
+        ("some/data-v1.5", ("some/data-v1.5", None)),
+    ],
+)
+def test_a_dot_in_the_name_of_a_dataset_is_no_ending(source, expected, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    asked = []
+
+    def load_dataset(*arguments):
+        asked.append(arguments)
+        return datasets.Dataset.from_dict({"text": [f"line {i}" for i in range(100)]})
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert read_corpus(source).name == source
+    assert asked == [expected]
 
 
 def test_a_saved_dataset_is_read(tmp_path):

@@ -3,8 +3,9 @@ import math
 
 import pytest
 import torch
+from transformers import MambaConfig, MambaForCausalLM
 
-from leap.errors import ConfigError, InputError
+from leap.errors import ConfigError, FileError, InputError
 from leap.tasks.lm.evaluate import EvalConfig, evaluate, score
 from leap.tasks.lm.model import ModelConfig, build_model, load_model
 from leap.tasks.lm.tokenizer import byte_tokenizer
@@ -122,6 +123,14 @@ def test_a_state_cannot_be_carried_beyond_learned_positions():
         score(model, TOKENIZER, long, length=65)
 
 
+def test_a_model_without_a_state_to_carry_is_named():
+    config = MambaConfig(vocab_size=257, hidden_size=8, state_size=2, num_hidden_layers=1)
+    model = MambaForCausalLM(config)
+    assert score(model, TOKENIZER, TEXT, length=8).tokens == N
+    with pytest.raises(ConfigError, match=r"\(mamba\) gives no past_key_values .*; drop stateful"):
+        score(model, TOKENIZER, TEXT, length=8, stateful=True)
+
+
 @pytest.mark.parametrize(
     "settings", [{"length": 0}, {"stride": 0}, {"length": 4, "stride": 5}, {"batch": 0}], ids=str
 )
@@ -153,6 +162,30 @@ def test_the_test_part_gives_what_training_reported(trained, play):
     assert found.stretches == () and metrics["test"].pop("stretches") == []
     numbers = {name: value for name, value in found.to_json().items() if name != "stretches"}
     assert numbers == pytest.approx(metrics["test"])
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("nowhere/score.json", r"no folder .*/nowhere to write score\.json to; make it first"),
+        (".", r"is a folder; give a file to write the results to"),
+    ],
+)
+def test_a_result_that_cannot_be_written_shows_before_the_work(
+    output, message, trained, play, tmp_path
+):
+    told = []
+    config = EvalConfig(run=trained, data=str(play), output=tmp_path / output)
+    with pytest.raises(FileError, match=message):
+        evaluate(config, lambda *progress: told.append(progress))
+    assert told == []
+
+
+def test_the_text_is_told_before_the_work(trained, play):
+    told = []
+    config = EvalConfig(run=trained, data=str(play), length=32)
+    evaluate(config, lambda *_: told.append("scored"), lambda corpus: told.append(corpus.name))
+    assert told[:2] == [str(play), "scored"] and told.count(str(play)) == 1
 
 
 def test_stateful_with_a_stride_is_an_error(trained):

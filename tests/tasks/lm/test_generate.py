@@ -3,12 +3,13 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from leap.errors import ConfigError, FileError
 from leap.models import StateCache
 from leap.tasks.lm.generate import GenerateConfig, generate, write_on
 from leap.tasks.lm.model import ModelConfig, build_model, load_model
-from leap.tasks.lm.tokenizer import byte_tokenizer, train_tokenizer
+from leap.tasks.lm.tokenizer import byte_tokenizer, make_tokenizer, train_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +117,54 @@ def test_without_a_prompt_a_new_text_begins(trained):
 def small(**settings):
     settings = {"hidden_size": 16, "n_layer": 2, "n_head": 2} | settings
     return build_model(ModelConfig(**settings), byte_tokenizer(), 16).eval()
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    """A tokenizer like SentencePiece's, whose tokens begin with the space before a word."""
+    pieces = ["<unk>", "</s>", "▁Enter", "▁the", "▁king", "▁and", "▁his", "▁men", "s"]
+    backend = Tokenizer(models.Unigram([(piece, -1.0) for piece in pieces], unk_id=0))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
+    )
+    backend.decoder = decoders.Metaspace()
+    path = tmp_path_factory.mktemp("words") / "words.json"
+    backend.save(str(path))
+    return make_tokenizer(str(path))
+
+
+@pytest.fixture(scope="module")
+def wordy(words):
+    """An untrained model of these words."""
+    torch.manual_seed(0)
+    settings = {"hidden_size": 16, "n_layer": 2, "n_head": 2, "position_embedding": "none"}
+    return build_model(ModelConfig(**settings), words, 16).eval()
+
+
+@pytest.mark.parametrize("prompt", ["Enter", "Enter the\nking", ""])
+def test_the_space_after_the_prompt_is_written(words, wordy, config, prompt):
+    for seed in range(10):
+        request = replace(config, prompt=prompt, tokens=3, temperature=1.0, seed=seed)
+        written = write_on(wordy, words, request)
+        whole = words.decode([*words.encode(prompt).tolist(), *written.tokens])
+        assert prompt + written.text == whole
+
+
+def test_a_space_that_the_prompt_ends_with_is_not_written_again(words, wordy, config):
+    assert words.encode("Enter ").tolist() == words.encode("Enter").tolist()
+    for seed in range(10):
+        request = replace(config, prompt="Enter ", tokens=3, temperature=1.0, seed=seed)
+        assert not write_on(wordy, words, request).text.startswith(" ")
+
+
+def test_the_space_where_a_state_goes_on_is_written(words, wordy, config, tmp_path):
+    for seed in range(10):
+        state = tmp_path / f"{seed}.safetensors"
+        request = replace(config, prompt="Enter", tokens=3, temperature=1.0, seed=seed, state=state)
+        parts = [write_on(wordy, words, replace(request, prompt=p)) for p in ("Enter", "")]
+        tokens = [token for part in parts for token in part.tokens]
+        whole = words.decode([*words.encode("Enter").tolist(), *tokens])
+        assert "Enter" + "".join(part.text for part in parts) == whole
 
 
 def test_a_prompt_beyond_learned_positions_is_an_error_that_says_so(config):

@@ -2,12 +2,21 @@ import shutil
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BloomConfig,
+    BloomForCausalLM,
+    GPT2LMHeadModel,
+    MambaConfig,
+    MambaForCausalLM,
+)
 
 from leap.errors import ConfigError, FileError
 from leap.models import LeapForCausalLM, LeapformerForCausalLM
+from leap.models.presets import PRESETS
 from leap.tasks.lm.model import ModelConfig, build_model, load_model, max_length, preset_sizes
-from leap.tasks.lm.tokenizer import byte_tokenizer, train_tokenizer
+from leap.tasks.lm.tokenizer import TextTokenizer, byte_tokenizer, train_tokenizer
 
 
 def build(length=16, **settings):
@@ -93,6 +102,19 @@ def test_presets_give_sizes_that_can_be_overruled():
         build(preset="teeny")
 
 
+@pytest.mark.parametrize("attention", ["leapformer", "leap", "leap,leapformer", "gpt2"])
+@pytest.mark.parametrize("vocab_size", [257, 32100])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_makes_a_model_with_any_vocabulary(preset, vocab_size, attention, monkeypatch):
+    monkeypatch.setattr(TextTokenizer, "vocab_size", vocab_size)
+    config = ModelConfig(preset=preset, attention=attention, n_layer=1)
+    with torch.device("meta"):
+        model = build_model(config, byte_tokenizer(), 16)
+    assert model.config.vocab_size == vocab_size
+    if preset in ("140m", "247m") and attention != "gpt2":
+        assert model.config.adaptive_cutoffs == {257: None, 32100: [20_000]}[vocab_size]
+
+
 def test_presets_are_measured_without_making_them():
     sizes = {size.name: size for size in preset_sizes()}
     assert sizes["tiny"].parameters == LeapformerForCausalLM(sizes["tiny"].config).num_parameters()
@@ -104,6 +126,18 @@ def test_positions_that_are_learned_limit_the_length():
     assert max_length(build(position_embedding="learned")) == 16
     assert max_length(build(attention="gpt2")) == 16
     assert max_length(build(position_embedding="none")) is None
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: MambaForCausalLM(MambaConfig(hidden_size=8, num_hidden_layers=1, vocab_size=9)),
+        lambda: BloomForCausalLM(BloomConfig(hidden_size=8, n_layer=1, n_head=2, vocab_size=9)),
+    ],
+    ids=["mamba", "bloom"],
+)
+def test_models_that_know_no_positions_have_no_limit(make):
+    assert max_length(make()) is None
 
 
 def test_linear_attentions_fade_with_distance_unless_told_otherwise():
@@ -170,6 +204,26 @@ def test_a_model_of_other_sizes_is_named(copied):
     path.write_text(path.read_text().replace('"hidden_size": 16', '"hidden_size": 32'))
     with pytest.raises(FileError, match="holds no whole model of ours"):
         load_model(copied)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"attention": "gpt2"}, r"lm_head\.weight is missing"),
+        ({"attention": "leap"}, r"0\.block\.attention\.k_proj\.bias is missing"),
+        ({"n_layer": 1}, r"model\.layers\.1\..* is missing"),
+        ({"position_embedding": "learned"}, r"model\.embed_positions\.weight is not its own"),
+    ],
+    ids=str,
+)
+def test_weights_of_another_model_are_named(other, message, tmp_path):
+    for name, settings in (("model", {}), ("other", other)):
+        build(**settings).save_pretrained(tmp_path / name)
+    byte_tokenizer().save(tmp_path / "model")
+    load_model(tmp_path / "model")
+    shutil.copy(tmp_path / "other" / "model.safetensors", tmp_path / "model")
+    with pytest.raises(FileError, match=rf"weights in .*/model are of another .*{message}"):
+        load_model(tmp_path / "model")
 
 
 def test_a_tokenizer_that_does_not_fit_is_named(copied, play):

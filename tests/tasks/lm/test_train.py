@@ -52,6 +52,23 @@ def test_a_finished_run_is_told_again_without_training(small, tmp_path):
     assert told == []
 
 
+def test_a_finished_run_on_a_text_that_changed_is_not_told_again(small, tmp_path, play):
+    text = tmp_path / "text.txt"
+    text.write_text(play.read_text(encoding="utf-8"), encoding="utf-8")
+    config = small(output=tmp_path / "run", data=str(text), steps=1)
+    train(config)
+    text.write_text("More. " + text.read_text(encoding="utf-8"), encoding="utf-8")
+    with pytest.raises(FileError, match="has changed since it began"):
+        train(config)
+
+
+def test_the_text_is_told_before_the_work(small, play, tmp_path):
+    told = []
+    config = small(output=tmp_path, steps=1)
+    train(config, lambda _: told.append("trained"), lambda corpus: told.append(corpus.name))
+    assert told[:2] == [str(play), "trained"] and told.count(str(play)) == 1
+
+
 def test_a_killed_run_goes_on_to_the_same_curve(small, tmp_path):
     config = small(output=tmp_path / "whole", dropout=0.1, train_tokenizer=280)
     whole = train(config)

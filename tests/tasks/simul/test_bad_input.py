@@ -1,6 +1,7 @@
 """What a user may give by mistake, from the command line: one line that says what is wrong."""
 
 import io
+import json
 import shutil
 
 import numpy as np
@@ -117,7 +118,18 @@ def test_a_test_that_does_not_fit_the_model(text_run, speech_run, fails, tmp_pat
     assert "not of one kind of source" in fails("eval", "--run", speech_run, *options)
     assert "no part talks" in fails("eval", "--run", text_run, *options, "--part", "talks")
     assert "no finished run at" in fails("eval", "--run", tmp_path / "gone", *options)
-    (tmp_path / "begun/checkpoints").mkdir(parents=True)
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun/data.json").write_text("{}")
     assert "begun is not finished" in fails("eval", "--run", tmp_path / "begun", *options)
     assert not (tmp_path / "out").exists()
     assert "no finished folder" in fails("eval", "--run", text_run, "--data", tmp_path)
+
+
+def test_weights_of_another_model(text_run, fails, tmp_path):
+    shutil.copytree(text_run, tmp_path / "run")
+    folder = tmp_path / "run/model"
+    folder = folder if folder.is_dir() else tmp_path / "run"
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"n_layer": config["n_layer"] + 1}))
+    shown = fails("stream", "--run", tmp_path / "run")
+    assert "of another model than its config.json" in shown and "is missing" in shown

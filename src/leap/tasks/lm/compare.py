@@ -22,7 +22,7 @@ from leap.errors import ConfigError
 from leap.layers import FORMULATIONS
 from leap.models import usable_as
 from leap.models.config import PositionEmbedding
-from leap.tasks.lm.data import Blocks, read_corpus
+from leap.tasks.lm.data import Blocks, TextRead, read_corpus
 from leap.tasks.lm.model import BASELINE, ModelConfig, SizeConfig, build_model
 from leap.tasks.lm.tokenizer import make_tokenizer
 from leap.tasks.lm.train import TextConfig, TrainConfig, prepare, run_folder, train
@@ -137,6 +137,7 @@ def compare(
     config: CompareConfig,
     progress: CompareProgress | None = None,
     peak_bytes: PeakBytes | None = None,
+    read: TextRead | None = None,
 ) -> list[Row]:
     """Train each model, or take up where that was stopped, and write the table after each.
 
@@ -145,11 +146,12 @@ def compare(
         progress: told how far the work is.
         peak_bytes: how to measure memory, as `leap.bench.measure.peak_bytes` does; None leaves
             it out.
+        read: told the text.
     """
     if processes().num_processes > 1:
         raise ConfigError("models are compared in one process; run it without torchrun")
     runs = run_configs(config)
-    _prepare(config)
+    _prepare(config, runs, read)
     rows: list[Row] = []
     histories: dict[str, Any] = {}
     for name, run in runs.items():
@@ -199,20 +201,34 @@ def run_configs(config: CompareConfig) -> dict[str, TrainConfig]:
     return runs
 
 
-def _prepare(config: CompareConfig) -> None:
-    """Make the folder, whose models must have all but themselves in common, and the tokenizer."""
+def _prepare(config: CompareConfig, runs: dict[str, TrainConfig], read: TextRead | None) -> None:
+    """Make the folder, whose models must have all but themselves in common, and the tokenizer.
+
+    Raises:
+        ConfigError: if one of the models cannot be made, and before anything is written.
+    """
     settings = asdict(config)
     for name in ("models", "output"):  # More models may come later.
         settings.pop(name)
     folder = RunFolder(config.output, settings)
     corpus = read_corpus(config.data)
+    if read is not None:
+        read(corpus)
     path = config.output / "tokenizer.json"
-    tokenizer = None
-    if config.train_tokenizer is not None and not path.exists():
+    is_new = config.train_tokenizer is not None and not path.exists()
+    if config.train_tokenizer is None or is_new:
         tokenizer = make_tokenizer(config.tokenizer, config.train_tokenizer, corpus.train)
+    else:
+        tokenizer = make_tokenizer(str(path))
+    for name, run in runs.items():
+        try:
+            with torch.device("meta"):  # No weights are made.
+                build_model(run, tokenizer, run.length)
+        except ConfigError as error:
+            raise ConfigError(f"models: {name!r}: {error}") from error
     text = sha256("".join(corpus.train).encode()).hexdigest()[:16]
     folder.create({"text": text})
-    if tokenizer is not None:
+    if is_new:
         write_whole(path, tokenizer.hugging_face.backend_tokenizer.to_str())
 
 

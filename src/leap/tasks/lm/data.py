@@ -6,7 +6,7 @@ come in three parts is cut into them: the last tenth is held out, half to choose
 """
 
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ PARTS = {
     "test": ("test", "testing"),
 }
 """Our names of the parts, and what files and datasets call them."""
+TEXT_ENDINGS = (".txt", ".text", ".md", ".raw", ".tokens", ".json", ".jsonl", ".csv", ".tsv")
+"""How names of text files end: parts of a text are among these, and no name of a dataset is."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Corpus:
     """A text in three parts, each a sequence of documents."""
 
     name: str
+    """The source, and of a folder what was read in it."""
     train: Sequence[str]
     valid: Sequence[str]
     test: Sequence[str]
@@ -45,15 +48,19 @@ class Corpus:
         return getattr(self, name)
 
 
+TextRead = Callable[[Corpus], None]
+"""Told a text that has been read, before anything is done with it."""
+
+
 def read_corpus(source: str | None = None) -> Corpus:
     """Read a text.
 
     Args:
         source: path of a file or folder, name of a dataset, `wikitext-2`, or None for the Python
             library of this machine. A dataset with several configurations is `name:configuration`.
-            In a folder with a file named train (whatever its ending), the files named train,
-            valid and test are its parts, and no other is read; else all its files are read but
-            hidden ones.
+            In a folder with a text file named train (train.txt, wiki.train.tokens), those named
+            train, valid and test are its parts, and no other is read; else all its files are read
+            but hidden and empty ones.
     """
     if source is None:
         return _python_library()
@@ -66,17 +73,19 @@ def read_corpus(source: str | None = None) -> Corpus:
         return _folder(path)
     if source == "wikitext-2":
         return _wikitext_2()
-    if path.suffix or source.startswith((".", "/", "~")):
-        raise FileError(f"no text file at {source}")
     name, _, configuration = source.partition(":")
+    if name.endswith(TEXT_ENDINGS) or source.startswith((".", "/", "~")):
+        raise FileError(f"no text file at {source}")
     return _hub_dataset(source, name, configuration or None)
 
 
 def _folder(folder: Path) -> Corpus:
-    named = {part: _file_named(folder, names) for part, names in PARTS.items()}
-    if named["train"] is not None:
-        found = {part: [read_text(path)] for part, path in named.items() if path is not None}
-        return _corpus(str(folder), found)
+    found = {part: _file_named(folder, names) for part, names in PARTS.items()}
+    named = {part: path for part, path in found.items() if path is not None}
+    if "train" in named:
+        listed = ", ".join(path.name for path in named.values())
+        texts = {part: [read_text(path)] for part, path in named.items()}
+        return _corpus(f"{folder} ({listed})", texts)
     paths = sorted(
         path
         for path in folder.rglob("*")
@@ -85,11 +94,30 @@ def _folder(folder: Path) -> Corpus:
     )
     if not paths:
         raise FileError(f"no text files in {folder}")
-    return _corpus(str(folder), _split_files([read_text(path) for path in paths]))
+    full = [path for path in paths if not _is_empty(path)]
+    if not full:
+        raise FileError(f"the files in {folder} are empty; give some with text in them")
+    listed = "1 file" if len(full) == 1 else f"{len(full):,} files"
+    if len(full) < len(paths):
+        listed += f", {len(paths) - len(full):,} empty left out"
+    return _corpus(f"{folder} ({listed})", _split_files([read_text(path) for path in full]))
+
+
+def _is_empty(path: Path) -> bool:
+    try:
+        return not path.read_bytes().strip()
+    except OSError:  # For `read_text` to tell.
+        return False
 
 
 def _file_named(folder: Path, names: Iterable[str]) -> Path | None:
-    found = [path for path in sorted(folder.iterdir()) if path.is_file() and path.stem in names]
+    found = [
+        path
+        for path in sorted(folder.iterdir())
+        if path.is_file()
+        and path.suffix in ("", *TEXT_ENDINGS)
+        and path.stem.rpartition(".")[2] in names
+    ]
     if len(found) > 1:
         listed = " and ".join(path.name for path in found)
         raise FileError(f"{folder} holds {listed} for one part of the text; leave one of them")

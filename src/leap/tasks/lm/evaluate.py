@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from leap.errors import ConfigError, InputError
-from leap.tasks.lm.data import count_bytes, count_words, read_corpus
+from leap.errors import ConfigError, FileError, InputError
+from leap.tasks.lm.data import TextRead, count_bytes, count_words, read_corpus
 from leap.tasks.lm.model import load_model, max_length
 from leap.tasks.lm.tokenizer import TextTokenizer
 from leap.training.folder import write_json
@@ -117,10 +117,18 @@ class Score:
         }
 
 
-def evaluate(config: EvalConfig, progress: EvaluationProgress | None = None) -> Score:
+def evaluate(
+    config: EvalConfig,
+    progress: EvaluationProgress | None = None,
+    read: TextRead | None = None,
+) -> Score:
     """Score the text of a config with the model of a config."""
+    if config.output is not None:
+        _check_output(config.output)
     model, tokenizer = load_model(config.run)
     corpus = read_corpus(config.data)
+    if read is not None:
+        read(corpus)
     if config.part == "whole":
         documents = [*corpus.train, *corpus.valid, *corpus.test]
     else:
@@ -138,6 +146,13 @@ def evaluate(config: EvalConfig, progress: EvaluationProgress | None = None) -> 
     if config.output is not None:
         write_json(config.output, found.to_json())
     return found
+
+
+def _check_output(path: Path) -> None:
+    if path.is_dir():
+        raise FileError(f"{path} is a folder; give a file to write the results to")
+    if not path.parent.is_dir():
+        raise FileError(f"no folder {path.parent} to write {path.name} to; make it first")
 
 
 @torch.no_grad()
@@ -252,7 +267,12 @@ def _stateful(model: PreTrainedModel, text: Tensor, length: int) -> Iterator[tup
             past_key_values=past,
             use_cache=True,
         )
-        past = outputs.past_key_values
+        past = outputs.get("past_key_values")
+        if past is None:
+            raise ConfigError(
+                f"this model ({model.config.model_type}) gives no past_key_values to carry; "
+                "drop stateful"
+            )
         yield end, float(outputs.loss)
 
 

@@ -116,7 +116,7 @@ def write_on(
         return_dict_in_generate=True,
     )
     set_seed(config.seed)
-    streamer = _Streamer(tokenizer, write)
+    streamer = _Streamer(tokenizer, config.prompt, write)
     own, model.generation_config = model.generation_config, settings  # Else it fills in the end.
     try:
         outputs: Any = model.generate(  # type: ignore[operator]
@@ -142,12 +142,13 @@ def write_on(
 class _Streamer(BaseStreamer):
     """Takes tokens as `generate` makes them, and passes on the text they complete."""
 
-    def __init__(self, tokenizer: TextTokenizer, write: Write | None) -> None:
+    def __init__(self, tokenizer: TextTokenizer, prompt: str, write: Write | None) -> None:
         self.decode = tokenizer.stream()
+        self.prompt = prompt
         self.write = write
         self.tokens: list[int] = []
         self.pieces: list[str] = []
-        self.prompt_passed = False
+        self.prompt_passed = self.space_given = False
         self.first = self.last = 0.0
 
     @property
@@ -157,12 +158,19 @@ class _Streamer(BaseStreamer):
     def put(self, value: Tensor) -> None:
         if not self.prompt_passed:
             self.prompt_passed = True
+            # What was read is decoded too, else SentencePiece takes what follows for the first
+            # word of a text, with no space before it. One that ends a prompt it does not read.
+            before = "".join(map(self.decode, value.flatten().tolist()))
+            self.space_given = self.prompt.endswith(" ") and not before.endswith(" ")
             return
         for token in value.flatten().tolist():
             self.last = time.perf_counter()
             self.first = self.first or self.last
             self.tokens.append(token)
             piece = self.decode(token)
+            if piece and self.space_given:
+                piece = piece.removeprefix(" ")
+                self.space_given = False
             if piece:
                 self.pieces.append(piece)
                 if self.write is not None:

@@ -24,6 +24,7 @@ from leap.models import (
     presets,
 )
 from leap.models.config import PositionEmbedding
+from leap.tasks.files import check_weights
 from leap.tasks.lm.tokenizer import TextTokenizer, load_tokenizer
 from leap.training import quiet
 from leap.training.folder import read_json
@@ -40,7 +41,8 @@ class SizeConfig:
 
     position_embedding: PositionEmbedding | None = None
     """How positions are known; without learned ones, texts may be of any length. Unless a preset
-    says otherwise, alibi for LeaPformer and other linear attentions, learned for the rest."""
+    says otherwise, alibi for LeaPformer and other linear attentions, learned for the rest, and for
+    gpt2 always."""
     preset: str | None = None
     """Sizes by name, see leap lm presets; those given here as well go before it."""
     hidden_size: int | None = None
@@ -186,14 +188,19 @@ def load_model(path: Path) -> tuple[PreTrainedModel, TextTokenizer]:
     A run that is not finished gives the best model so far.
 
     Raises:
-        FileError: if there is none, its files are broken, or its tokenizer is not its own.
+        FileError: if there is none, its files are broken, or its weights or its tokenizer are not
+            its own.
     """
     folder = _model_folder(path)
     try:
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
         with quiet():
-            model = AutoModelForCausalLM.from_pretrained(
-                str(folder), config=config, local_files_only=True, use_safetensors=True
+            found: Any = AutoModelForCausalLM.from_pretrained(
+                str(folder),
+                config=config,
+                local_files_only=True,
+                use_safetensors=True,
+                output_loading_info=True,
             )
     except LeapError:
         raise
@@ -202,6 +209,8 @@ def load_model(path: Path) -> tuple[PreTrainedModel, TextTokenizer]:
         raise FileError(
             f"{folder} holds no whole model of ours ({first}); train one with leap lm train"
         ) from error
+    model, loaded = found
+    check_weights(loaded, folder)
     with_tokenizer = next(
         (f for f in (folder, path / "tokenizer") if (f / "tokenizer_config.json").exists()), folder
     )
@@ -218,7 +227,7 @@ def load_model(path: Path) -> tuple[PreTrainedModel, TextTokenizer]:
 def max_length(model: PreTrainedModel) -> int | None:
     """How many tokens a model can read in a row; None where there is no limit."""
     config: Any = model.config
-    return config.max_position_embeddings
+    return getattr(config, "max_position_embeddings", None)
 
 
 def _model_folder(path: Path) -> Path:
@@ -241,8 +250,10 @@ def _model_folder(path: Path) -> Path:
 def _gpt2(config: ModelConfig, settings: Mapping[str, Any]) -> GPT2Config:
     if config.formulation is not None or config.windows != "doubling":
         raise ConfigError("formulation and windows are of LEAP layers, and gpt2 has none")
-    if settings.get("position_embedding", "learned") != "learned":
-        raise ConfigError(f"gpt2 has learned positions, not {settings['position_embedding']}")
+    if config.position_embedding not in (None, "learned"):
+        raise ConfigError(
+            f"gpt2 has learned positions, not {config.position_embedding}; leave them out"
+        )
     dropout = settings.get("hidden_dropout_prob", 0.1)
     same = ("vocab_size", "n_positions", "n_layer", "bos_token_id", "eos_token_id", "pad_token_id")
     built: Any = GPT2Config(

@@ -3,8 +3,10 @@
     filler ... MARK w filler ... MARK        the model is to go on with w
 
 The filler is real text. In training, sequences have one length and the word stands anywhere in
-them, so that every distance up to that length is met; it is then asked for at far longer ones, the
-state carried all the way. A model that guesses is right once in as many times as there are words.
+them, and is asked for several times, so that every distance up to that length is met, short ones
+early in a text most of all: it is those that models learn from first. Then it is asked for at far
+longer ones, the state carried all the way. A model that guesses is right once in as many times as
+there are words.
 
     results.json, results.md   the share of right answers by distance, a row a model
     recall.png                 the same as a picture
@@ -34,6 +36,8 @@ IGNORED = -100
 MARK = 14
 """Byte before a word: a control character, which texts do not have. The words are those after."""
 MOST_WORDS = 16
+ASKS = 8
+"""Times that a word is asked for in training, at the most."""
 CHUNK = 2048
 """Tokens read at once when a word is asked for; it changes nothing but speed."""
 
@@ -96,7 +100,7 @@ class Remembered:
 
 
 class Questions(Dataset[dict[str, Tensor]]):
-    """Sequences of `length` tokens that end in the question for a word within them.
+    """Sequences of `length` tokens in which a word is asked for, several times and in the end.
 
     Args:
         filler: tokens of a text.
@@ -121,12 +125,19 @@ class Questions(Dataset[dict[str, Tensor]]):
         def number(bound: int) -> int:
             return int(torch.randint(bound, (), generator=draw))
 
+        def any_size(bound: int) -> int:
+            """From 1 to the bound, small and large alike: every doubling as often."""
+            return int((bound + 1) ** float(torch.rand((), generator=draw)))
+
         start = number(len(self.filler) - self.length + 1)
         tokens = self.filler[start : start + self.length].long().clone()
-        place, word = number(self.length - 2), MARK + 1 + number(self.words)
-        tokens[place], tokens[place + 1], tokens[-1] = MARK, word, MARK
+        place, word = any_size(self.length - 2) - 1, MARK + 1 + number(self.words)
+        left = self.length - place - 2
+        # Mostly filler is to be left.
+        asked = [-1, *(place + 1 + any_size(left) for _ in range(min(ASKS - 1, left // 8)))]
+        tokens[place], tokens[place + 1], tokens[asked] = MARK, word, MARK
         answer = torch.full_like(tokens, IGNORED)
-        answer[-1] = word
+        answer[asked] = word
         return {"input_ids": tokens, "labels": tokens, "shift_labels": answer}
 
 

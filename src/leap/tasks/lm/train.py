@@ -10,7 +10,7 @@ from torch.utils.data import Subset
 from transformers import set_seed
 
 from leap.errors import ConfigError
-from leap.tasks.lm.data import Blocks, Corpus, read_corpus
+from leap.tasks.lm.data import Blocks, Corpus, TextRead, read_corpus
 from leap.tasks.lm.evaluate import score
 from leap.tasks.lm.model import ModelConfig, build_model
 from leap.tasks.lm.tokenizer import TextTokenizer, load_tokenizer, make_tokenizer
@@ -72,26 +72,32 @@ class Texts:
     valid: Tensor
 
 
-def train(config: TrainConfig, progress: Progress | None = None) -> dict[str, Any]:
+def train(
+    config: TrainConfig, progress: Progress | None = None, read: TextRead | None = None
+) -> dict[str, Any]:
     """Train as the config says, or go on with it, or, if that has been done, tell the results.
 
-    Under `torchrun` every process calls this; the first one writes.
+    Under `torchrun` every process calls this; the first one writes, and is told the text.
 
     Returns:
         The results, as metrics.json has them.
     """
     folder = run_folder(config)
     finished = folder.metrics()
-    if finished is not None:
-        return finished
     # The first process alone trains the tokenizer and makes the folder; the others find them.
     with processes().main_process_first():
         texts = prepare(config, folder)
+        digest = {"text": _digest(texts.train, texts.valid)}
+        if read is not None and processes().is_main_process:
+            read(texts.corpus)
+        if finished is not None:
+            folder.create(digest)  # Refuses another text.
+            return finished if processes().is_main_process else {}
         set_seed(config.seed)
         model = build_model(config, texts.tokenizer, config.length)
         train_blocks = Blocks(texts.train, config.length, f"the text of {texts.corpus.name}")
         valid_blocks = _held_out(texts.valid, config)
-        folder.create({"text": _digest(texts.train, texts.valid)})
+        folder.create(digest)
         if not (folder.path / "tokenizer").exists():
             folder.write_folder("tokenizer", texts.tokenizer.save)
 

@@ -15,7 +15,7 @@ from leap.models import (
     LeapformerSpeechConfig,
 )
 from leap.models.fbank import LeapformerFeatureExtractor
-from leap.tasks.files import first_line
+from leap.tasks.files import check_weights, first_line
 from leap.tasks.simul.vocabulary import BOS, EOS, PAD, Vocabulary, load_vocabulary
 from leap.training import quiet
 
@@ -178,11 +178,15 @@ def load_run(path: Path) -> tuple[Translator, Vocabulary]:
             }.get(config.model_type)
             if kind is None:
                 raise FileError(f"{folder} holds no translation model, but a {config.model_type}")
-            model = kind.from_pretrained(str(folder))
+            found: Any = kind.from_pretrained(
+                str(folder), use_safetensors=True, output_loading_info=True
+            )
     except LeapError:
         raise
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise FileError(f"no model can be read from {folder} ({first_line(error)})") from error
+    model, loaded = found
+    check_weights(loaded, folder)
     vocabulary = load_vocabulary(folder)
     vocabulary.check_fits(model.config.vocab_size, str(folder))
     return model.eval(), vocabulary
