@@ -24,7 +24,7 @@ POOLINGS = ["mean", "cls", "last"]
 
 
 def build(pooling="mean", attention="leapformer", **changes):
-    """A tiny model, in double precision, with weights large enough to have opinions."""
+    """A tiny model, in double precision."""
     options = {
         "vocab_size": 31,
         "hidden_size": 16,
@@ -36,12 +36,7 @@ def build(pooling="mean", attention="leapformer", **changes):
     }
     torch.manual_seed(0)
     config = LeapformerConfig(pooling=pooling, attention=attention, **options | changes)
-    model = LeapformerForSequenceClassification(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(8)
-    return model.double().eval()
+    return LeapformerForSequenceClassification(config).double().eval()
 
 
 def make_ids(*shape, seed=0):
@@ -82,6 +77,46 @@ def test_the_other_tasks_have_too():
 def test_the_classifier_is_twice_as_wide_as_the_model_unless_told():
     assert build().classifier[0].out_features == 32
     assert build(classifier_size=7).classifier[0].out_features == 7
+
+
+# First weights
+
+
+def assert_begins_as_in_torch(linear):
+    bound = linear.in_features**-0.5
+    for parameter in (linear.weight, linear.bias):
+        assert parameter.abs().max() <= bound
+        assert parameter.abs().max() > 0.8 * bound
+    assert_close(linear.weight.std().item(), bound / 3**0.5, rtol=0.1, atol=0)
+
+
+@pytest.mark.parametrize("attention", usable_as("bidirectional"))
+def test_linear_layers_begin_as_in_torch_and_embeddings_small(attention):
+    torch.manual_seed(0)
+    model = LeapformerForSequenceClassification(
+        LeapformerConfig(attention=attention, proportion_hidden=64, **TEXT | {"num_labels": 64})
+    )
+    for module in model.modules():
+        # A net's last layer has too few weights to be told by.
+        if isinstance(module, torch.nn.Linear) and module.out_features > 2:
+            assert_begins_as_in_torch(module)
+        elif isinstance(module, torch.nn.Embedding):
+            assert_close(module.weight.std().item(), 0.02, rtol=0.1, atol=0)
+
+
+def test_weights_that_are_loaded_are_kept_and_missing_ones_begin_anew(tmp_path):
+    torch.manual_seed(0)
+    model = LeapformerForSequenceClassification(LeapformerConfig(**TEXT))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(7.0)
+    model.save_pretrained(tmp_path)
+    loaded = LeapformerForSequenceClassification.from_pretrained(
+        tmp_path, num_labels=64, ignore_mismatched_sizes=True
+    )
+    assert_begins_as_in_torch(loaded.classifier[2])
+    for name, parameter in loaded.named_parameters():
+        assert name.startswith("classifier.2") or (parameter == 7.0).all()
 
 
 # Pooling
@@ -203,6 +238,11 @@ def test_a_second_text_is_for_models_that_take_two():
         build()(make_ids(1, 4), input_ids_b=make_ids(1, 4))
     with pytest.raises(InputError, match="give input_ids_b: this model has two_inputs=True"):
         build(two_inputs=True)(make_ids(1, 4))
+
+
+def test_packed_sequences_are_an_error():
+    with pytest.raises(InputError, match=r"cu_seq_lens_q: a class is for a row, .* give rows"):
+        build()(make_ids(1, 9), cu_seq_lens_q=torch.tensor([0, 4, 9]))
 
 
 # Hugging Face

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 import torch
@@ -70,6 +71,18 @@ def test_training_lowers_the_loss(tmp_path):
     assert len(trained) == fitted.steps == 8
     assert trained[-1] < trained[0] - 0.2
     assert fitted.seconds_per_step > 0 and fitted.cpu_seconds_per_step > 0
+
+
+def test_a_step_is_timed_until_the_device_is_done_with_it(tmp_path, monkeypatch):
+    times = iter(range(100))
+    devices = []
+    module = import_module("leap.training.fit")  # By this name the package has its function.
+    monkeypatch.setattr(
+        module, "now", lambda device: devices.append(device.type) or (next(times), 0.0)
+    )
+    _, fitted = run(tmp_path)
+    assert fitted.seconds_per_step == 1.0
+    assert devices == ["cpu"] * 16
 
 
 @pytest.mark.parametrize("step", [2, 4, 7])

@@ -1,5 +1,6 @@
 """`leap lra`: Long Range Arena, every attention on every task."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -46,7 +47,7 @@ def train(config: TrainConfig) -> None:
     """Train, and say what came out and where it is."""
     keep_freed_memory()
     with progress_shown() as show:
-        results = training.train(config, told(show), peak_bytes)
+        results = training.train(config, told(show), peak_bytes, _say)
     if not results:
         return  # Not the first of several processes.
     by_name: dict[str, list[dict[str, Any]]] = {}
@@ -60,8 +61,10 @@ def train(config: TrainConfig) -> None:
 def report(config: ReportConfig) -> None:
     """Print the tables, and say where the files are and which runs are not in them."""
     rows = reporting.report(config)
-    for task, own in reporting.by_task(rows).items():
-        show_table(reporting.COLUMNS, [reporting.cells(row) for row in own], task)
+    for title, own in reporting.by_task(rows).items():
+        show_table(reporting.COLUMNS, [reporting.cells(row) for row in own], title)
+    for sentence in reporting.not_alike(rows):
+        print(sentence)
     for path in reporting.unfinished(config.runs):
         print(f"left out {path}, which is not finished")
     for name in ("report.md", "report.csv", "report.png"):
@@ -72,7 +75,9 @@ def ablate(config: AblateConfig) -> None:
     """Train the variants, print the table, and say where the files are."""
     keep_freed_memory()
     with progress_shown() as show:
-        rows = ablating.ablate(config, told(show), peak_bytes)
+        rows = ablating.ablate(config, told(show), peak_bytes, _say)
+    if not rows:
+        return  # Not the first of several processes.
     show_table(ablating.COLUMNS, [ablating.cells(row) for row in rows], config.task)
     for name in ("ablation.md", "ablation.csv", "ablation.png"):
         print(f"wrote {config.output / config.task / name}")
@@ -92,6 +97,10 @@ def overhead(config: OverheadConfig) -> None:
     with stages_shown() as progress:
         measured = overheads.measure(config, progress)
     show_page(overheads.page(measured), config.output)
+
+
+def _say(sentence: str) -> None:
+    print(sentence, file=sys.stderr)
 
 
 def _summary(task: Prepared) -> str:

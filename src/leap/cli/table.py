@@ -6,7 +6,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-WIDTH = 140
+WIDTH = 160
 """Of a file or a pipe, which has none of its own: enough to leave tables whole."""
 
 

@@ -21,11 +21,30 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from leap.errors import InputError
-from leap.models.body import LeapformerBody, LeapformerPreTrainedModel
+from leap.models.body import Layer, LeapformerBody, LeapformerPreTrainedModel
 from leap.models.config import LeapformerConfig
 
 
-class LeapformerEncoder(LeapformerBody):
+class LeapformerClassificationModel(LeapformerPreTrainedModel):
+    """How encoders and classifiers begin: every nn.Linear as torch has it, as in the authors' code.
+
+    From weights as small as those of language models, small classifiers hardly learn at first (see
+    docs/experiments.md).
+    """
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, Layer):
+            return  # The last of its linear layers begin like the others.
+        super()._init_weights(module)
+        if isinstance(module, nn.Linear):
+            bound = module.in_features**-0.5
+            init.uniform_(module.weight, -bound, bound)
+            if module.bias is not None:
+                init.uniform_(module.bias, -bound, bound)
+
+
+class LeapformerEncoder(LeapformerClassificationModel, LeapformerBody):
     """The encoder without a head: every token sees all of its text."""
 
     form = "bidirectional"
@@ -67,7 +86,7 @@ class LeapformerEncoder(LeapformerBody):
         return BaseModelOutput(last_hidden_state=x)  # type: ignore[arg-type]
 
 
-class LeapformerForSequenceClassification(LeapformerPreTrainedModel):
+class LeapformerForSequenceClassification(LeapformerClassificationModel):
     """The encoder with a classifier on top, for one text or for pairs of them.
 
     The config says how:
@@ -127,6 +146,11 @@ class LeapformerForSequenceClassification(LeapformerPreTrainedModel):
                 "give input_ids_b: this model has two_inputs=True and classifies pairs"
                 if self.config.two_inputs
                 else "input_ids_b is for models with two_inputs=True; this one takes one text"
+            )
+        if kwargs.get("cu_seq_lens_q") is not None:
+            raise InputError(
+                "cu_seq_lens_q: a class is for a row, not for each sequence packed into it; give "
+                "rows with pads and attention_mask"
             )
         outputs = self.model(
             input_ids=input_ids,

@@ -3,6 +3,7 @@
 There is no training loop here. What is trained, and on what, is the tasks' affair.
 """
 
+from leap.training.clock import now
 from leap.training.curve import plot_curves
 from leap.training.fit import (
     Fitted,
@@ -25,6 +26,7 @@ __all__ = [
     "RunFolder",
     "Status",
     "fit",
+    "now",
     "plot_curves",
     "processes",
     "quiet",

@@ -1,6 +1,5 @@
 """One run of `transformers.Trainer`, which a kill may interrupt anywhere."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME, logging
 
 from leap.errors import ConfigError
 from leap.ops.state import accumulator
+from leap.training.clock import now
 from leap.training.folder import RunFolder
 from leap.training.recipe import Recipe
 
@@ -309,11 +309,11 @@ class _Watch(TrainerCallback):
         self.times: list[tuple[float, float]] = []
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.start = time.perf_counter(), time.process_time()
+        self.start = now(args.device)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        wall, cpu = self.start
-        self.times.append((time.perf_counter() - wall, time.process_time() - cpu))
+        (begun, begun_cpu), (wall, cpu) = self.start, now(args.device)
+        self.times.append((wall - begun, cpu - begun_cpu))
         self._tell(state)
 
     def on_log(

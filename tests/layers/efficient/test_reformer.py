@@ -3,6 +3,8 @@ import math
 import pytest
 import torch
 from torch.testing import assert_close
+from transformers import ReformerConfig
+from transformers.models.reformer.modeling_reformer import LSHSelfAttention
 
 from leap.layers.efficient import ReformerAttention
 
@@ -12,7 +14,7 @@ LENGTH = 12
 def definition(layer, x, sees):
     """Attention with shared queries and keys to those that `sees` shows, `[b, h, t, t]`."""
     q, v = layer.split(layer.qk_proj(x)), layer.split(layer.v_proj(x))
-    scores = q @ (q / q.norm(dim=-1, keepdim=True)).mT / math.sqrt(layer.head_width)
+    scores = q @ (q / q.norm(dim=-1, keepdim=True)).mT
     scores = scores.masked_fill(torch.eye(x.shape[1]).bool(), -1e5).masked_fill(~sees, -math.inf)
     return (scores.softmax(-1) @ v), scores.logsumexp(-1)
 
@@ -26,6 +28,24 @@ def test_in_one_chunk_it_is_softmax_with_shared_queries_and_keys(
     x = make_tokens(LENGTH)
     o, _ = definition(layer, x, torch.ones(LENGTH, LENGTH).bool())
     assert_same(layer(x)[0], layer.o_proj(layer.join(o)), layer, x)
+
+
+@pytest.mark.parametrize("n_real", [LENGTH, 7])
+def test_in_one_chunk_it_is_the_attention_of_transformers(n_real, make_tokens):
+    layer, x = ReformerAttention(12, 3, bias=False).double(), make_tokens(LENGTH)
+    config = ReformerConfig(
+        hidden_size=12, num_attention_heads=3, attention_head_size=4, is_decoder=False
+    )
+    theirs = LSHSelfAttention(config).double().eval()
+    with torch.no_grad():
+        layer.qk_proj.weight.mul_(8)  # Beside this the 1e-6 that they add to squares is little.
+        theirs.query_key.weight.copy_(layer.qk_proj.weight)
+        theirs.value.weight.copy_(layer.v_proj.weight)
+    real = (torch.arange(LENGTH) < n_real).expand(2, -1)
+    expected = layer.o_proj(theirs(x, attention_mask=real).hidden_states)
+    actual, _ = layer(x, key_mask=real)
+    assert_close(actual[:, :n_real], expected[:, :n_real], rtol=0, atol=1e-5)
+    assert not torch.allclose(actual[:, :n_real], expected[:, :n_real].roll(1, 1), atol=1e-3)
 
 
 def test_tokens_see_their_chunk_and_the_one_before_when_sorted(make_tokens, assert_same):

@@ -7,6 +7,7 @@ import torch
 
 from leap.errors import ConfigError
 from leap.models import LeapformerForSequenceClassification
+from leap.tasks.lra import ablate as ablating
 from leap.tasks.lra.ablate import (
     AblateConfig,
     ablate,
@@ -94,6 +95,12 @@ def test_the_spread_of_proportions_is_0_where_all_tokens_stand_at_one_place(abla
                 parameter.zero_()
     trained.save_pretrained(tmp_path)
     assert proportion_spread(config, tmp_path) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_only_the_first_of_several_processes_writes_a_table(tmp_path, monkeypatch):
+    monkeypatch.setattr(ablating, "train_variants", lambda *_: [])
+    assert ablate(AblateConfig(output=tmp_path)) == []
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,13 @@ import pytest
 from leap.errors import FileError
 from leap.tasks.lra.listops import (
     CLOSE,
+    FILES,
     MIN,
     OPERATORS,
     VOCABULARY,
     evaluate,
     make_examples,
+    read,
     read_tsv,
 )
 
@@ -120,17 +122,17 @@ def test_the_release_is_read_without_its_parentheses(tmp_path):
     path = tmp_path / "basic_val.tsv"
     nested = "( ( ( [MAX 2 ) ( ( ( [SM 9 ) 8 ) ] ) ) ] )"
     path.write_text(f"{HEADER}{nested}\t7\n3\t3\n")
-    read = read_tsv(path, 2000)
-    assert read.inputs[0].tolist() == tokens("[MAX 2 [SM 9 8 ] ]")
-    assert read.inputs[1].tolist() == [3]
-    assert read.labels.tolist() == [7, 3]
+    found = read_tsv(path, 2000)
+    assert found.inputs[0].tolist() == tokens("[MAX 2 [SM 9 8 ] ]")
+    assert found.inputs[1].tolist() == [3]
+    assert found.labels.tolist() == [7, 3]
 
 
 def test_too_long_an_expression_is_cut_and_counted(tmp_path):
     path = tmp_path / "basic_val.tsv"
     path.write_text(f"{HEADER}[MAX 1 2 ]\t2\n3\t3\n")
-    read = read_tsv(path, 3)
-    assert read.inputs.lengths.tolist() == [3, 1] and read.cut.tolist() == [1, 0]
+    found = read_tsv(path, 3)
+    assert found.inputs.lengths.tolist() == [3, 1] and found.cut.tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -153,5 +155,20 @@ def test_a_file_cut_off_or_empty_or_missing_is_named(tmp_path):
     path.write_text(HEADER)
     with pytest.raises(FileError, match=r"basic\.tsv is broken .* no expressions"):
         read_tsv(path, 2000)
+    path.write_text(f"{HEADER}3\t3\n4\t4")
+    with pytest.raises(FileError, match=r"basic\.tsv is broken .* last line has no end"):
+        read_tsv(path, 2000)
     with pytest.raises(FileError, match=r"cannot read .*none\.tsv"):
         read_tsv(tmp_path / "none.tsv", 2000)
+
+
+def test_a_folder_named_as_the_release_must_hold_all_of_it(tmp_path):
+    folder = tmp_path / "lra_release" / "listops-1000"
+    folder.mkdir(parents=True)
+    for name in FILES.values():
+        (folder / name).write_text(f"{HEADER}3\t3\n")
+    message = r"basic_train\.tsv holds 1 of lra_release's 96,000 examples; get it again, or rename"
+    with pytest.raises(FileError, match=message):
+        read(tmp_path / "lra_release", 2000)
+    (tmp_path / "lra_release").rename(tmp_path / "some")
+    assert [len(part) for part in read(tmp_path / "some", 2000).values()] == [1, 1, 1]

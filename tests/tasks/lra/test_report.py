@@ -6,10 +6,20 @@ import json
 import pytest
 
 from leap.errors import FileError
-from leap.tasks.lra.report import ReportConfig, average, compare, markdown, report, unfinished
+from leap.tasks.lra.report import (
+    ReportConfig,
+    average,
+    compare,
+    markdown,
+    not_alike,
+    report,
+    unfinished,
+)
+
+SETTINGS = {"steps": 100, "batch": 32, "learning_rate": 1e-4, "changes": {"pooling": "mean"}}
 
 
-def write_run(folder, task, name, seed, **changes):
+def write_run(folder, task, name, seed, settings=None, data="a1", **changes):
     metrics = {
         "task": task,
         "name": name,
@@ -26,7 +36,8 @@ def write_run(folder, task, name, seed, **changes):
     }
     path = folder / task / name / f"seed-{seed}"
     path.mkdir(parents=True)
-    (path / "config.json").write_text("{}")
+    (path / "config.json").write_text(json.dumps(SETTINGS | (settings or {})))
+    (path / "data.json").write_text(json.dumps({"data": data}))
     (path / "metrics.json").write_text(json.dumps(metrics | changes))
 
 
@@ -77,7 +88,7 @@ def test_files_hold_what_the_rows_do(runs, tmp_path):
     rows = report(ReportConfig(runs, output=folder))
     lines = (folder / "report.md").read_text().splitlines()
     assert lines[2] == "**text**"
-    start, end = "| linear | 65.00 ± 7.07 | +10.00 ", "| 1,100 (1.10x) | 2 | 100 |"
+    start, end = "| linear | 65.00 ± 7.07 | +10.00 ", "| 1,100 (1.10x) | 2 | 100 | 32 | 100 |"
     assert f"{start}| 64 (4.00x) | 20 (2.00x) | 16 (0.25x) {end}" in lines
     with (folder / "report.csv").open() as file:
         read = list(csv.DictReader(file))
@@ -106,7 +117,38 @@ def test_without_softmax_there_is_nothing_to_stand_beside(tmp_path):
     (row,) = report(ReportConfig(tmp_path))
     assert row.train_speed is None and row.accuracy_gain is None and row.peak_bytes is None
     assert average(compare([row])) == []
-    assert "| linear | 50.00 |  |  | 10 |  | 1,000 | 1 | 100 |" in markdown([row])
+    assert "| linear | 50.00 |  |  | 10 |  | 1,000 | 1 | 100 | 32 | 100 |" in markdown([row])
+
+
+@pytest.mark.parametrize(
+    ("changes", "apart"),
+    [
+        ({"steps": 500}, "steps"),
+        ({"batch": 8}, "batch"),
+        ({"settings": {"learning_rate": 0.01}}, "learning_rate"),
+        ({"settings": {"changes": {"pooling": "cls"}}}, "pooling"),
+        ({"data": "b2"}, "data"),
+        ({"device": "cuda"}, "device"),
+        ({"test": {"examples": 50, "seconds": 70.0, "cpu_seconds": 10.0}}, "tests"),
+    ],
+    ids=str,
+)
+def test_runs_that_are_not_alike_are_neither_averaged_nor_compared(runs, changes, apart):
+    write_run(runs, "text", "linear", 2, accuracy=0.1, **changes)
+    write_run(runs, "image", "linear", 0)
+    rows = report(ReportConfig(runs))
+    assert not [row for row in rows if row.task == "average"]
+    mine, others = (
+        [row for row in rows if row.name == "linear" and row.accuracy == accuracy]
+        for accuracy in (0.1, pytest.approx(0.65))
+    )
+    assert [row.seeds for row in mine + others] == [1, 2]
+    assert mine[0].accuracy_gain is None and others[0].accuracy_gain == pytest.approx(0.1)
+    assert mine[0].apart.startswith(f"{apart}=") and mine[0].apart != others[0].apart
+    (sentence,) = not_alike(rows)
+    assert sentence.startswith(f"text: runs are not alike ({apart}=")
+    page = (runs / "report.md").read_text()
+    assert sentence in page and f"**text: {mine[0].apart}**" in page and "**image**" in page
 
 
 def test_runs_that_were_not_finished_are_told_apart(runs):

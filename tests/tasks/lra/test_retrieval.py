@@ -38,6 +38,13 @@ def test_a_broken_line_is_named(tmp_path, line):
         read(tmp_path, 10)
 
 
+def test_a_text_that_was_cut_off_is_noticed(tmp_path):
+    path = write_release(tmp_path) / FILES["train"]
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(FileError, match=r"\.train\.tsv is broken .* last line has no end; get"):
+        read(tmp_path, 10)
+
+
 def test_missing_files_are_named(tmp_path):
     with pytest.raises(
         FileError, match=r"give the folder with new_aan_pairs\.train\.tsv .*standin"

@@ -1,5 +1,6 @@
 import json
 import lzma
+from pathlib import Path
 
 import pytest
 
@@ -94,6 +95,17 @@ def test_missing_and_empty_files_are_named(tmp_path):
     (tmp_path / "test/pos/0_5.txt").unlink()
     with pytest.raises(FileError, match=r"no reviews in .*test/pos"):
         read(tmp_path, 100, seed=0)
+
+
+def test_a_folder_named_as_the_archive_must_hold_all_of_it(tmp_path, monkeypatch):
+    folder = tmp_path / "aclImdb"
+    folder.mkdir()
+    with pytest.raises(FileError, match=r"train/neg holds 2 of aclImdb's 12,500 examples; get it"):
+        read(write_folder(folder), 100, seed=0)
+    monkeypatch.chdir(folder)
+    with pytest.raises(FileError, match=r"rename the folder aclImdb if that is meant"):
+        read(Path(), 100, seed=0)
+    assert len(read(folder.rename(tmp_path / "some"), 100, seed=0)["train"]) == 3
 
 
 def test_a_library_that_has_nothing_says_what_to_give(monkeypatch):

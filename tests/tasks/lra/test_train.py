@@ -9,6 +9,7 @@ from transformers import AutoModelForSequenceClassification
 
 from leap.errors import ConfigError, FileError
 from leap.models import usable_as
+from leap.tasks.lra import budget as budgets
 from leap.tasks.lra import train as training
 from leap.tasks.lra.budget import Times, find_steps, steps_within
 from leap.tasks.lra.data import Collator, load_task
@@ -135,6 +136,40 @@ def test_data_that_was_made_anew_is_noticed(tiny, tiny_data, tmp_path, monkeypat
         train(tiny(output=tmp_path))
 
 
+def test_data_that_was_made_anew_is_noticed_after_the_end_too(trained, tiny, monkeypatch):
+    monkeypatch.setattr(training, "digest", lambda data: "other")
+    with pytest.raises(FileError, match="has changed since it began"):
+        train(tiny(output=trained))
+
+
+def test_every_validation_example_counts_alike(tiny, tiny_data, tmp_path):
+    # 20 of them in batches of 8: the last is smaller.
+    (metrics,) = train(tiny(output=tmp_path, valid_examples=None))
+    folder = tmp_path / "text" / "leapformer" / "seed-0" / "model"
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    data = load_task("text", tiny_data, "valid")
+    whole = score(model, data, Collator(data.info), 20)
+    assert metrics["best_loss"] == pytest.approx(whole.loss, rel=1e-5)
+    assert metrics["best_score"] == pytest.approx(whole.accuracy)
+
+
+def test_a_test_takes_as_many_at_once_as_training(tiny, tmp_path, monkeypatch):
+    sizes = []
+    monkeypatch.setattr(training, "score", lambda *given: sizes.append(given[-1]) or score(*given))
+    train(tiny(batch=8, accumulate=4, steps=1, output=tmp_path))
+    assert sizes == [2]
+
+
+def test_the_curves_are_of_every_run_that_is_there(tiny, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        training, "plot_curves", lambda histories, *_, **__: drawn.append(set(histories))
+    )
+    for attention in ("softmax", "linear"):
+        train(tiny(attention=(attention,), steps=1, output=tmp_path))
+    assert drawn[-1] == {"softmax seed 0", "linear seed 0"}
+
+
 @pytest.mark.parametrize("pooling", ["cls", "last"])
 @pytest.mark.parametrize("task", ["retrieval-standin", "listops"])
 def test_every_kind_of_task_and_pooling_trains(task, pooling, tiny, tmp_path):
@@ -179,7 +214,7 @@ def test_some_examples_are_the_same_for_all_and_of_every_class(tiny_data):
 # Budgets
 
 
-def test_a_budget_gives_every_run_equal_steps_that_are_kept(tiny, tmp_path):
+def test_a_budget_gives_every_run_equal_steps_that_are_kept(tiny, tmp_path, monkeypatch):
     budget = {"steps": None, "budget": 0.02, "evaluate_every": 5, "valid_examples": 8}
     config = tiny(**budget, attention=("softmax", "linear"), output=tmp_path)
     results = train(config)
@@ -188,8 +223,74 @@ def test_a_budget_gives_every_run_equal_steps_that_are_kept(tiny, tmp_path):
     assert {metrics["steps"] for metrics in results} == {kept["steps"]}
     (joined,) = train(tiny(**budget, attention=("leapformer",), output=tmp_path))
     assert joined["steps"] == kept["steps"]
-    with pytest.raises(FileError, match=r"holds runs with budget=0\.02, not 1\.0"):
-        train(tiny(**budget | {"budget": 1.0}, output=tmp_path))
+    assert set(read(tmp_path / "text" / "budget.json")["timed"]) == {*kept["timed"], "leapformer"}
+    for change, message in (
+        ({"budget": 1.0}, r"budget=0\.02, not 1\.0"),
+        ({"batch": 4}, "batch=8, not 4"),
+        ({"accumulate": 2}, "accumulate=1, not 2"),
+        ({"valid_examples": 9}, "valid_examples=8, not 9"),
+        ({"test_examples": 9}, "test_examples=None, not 9"),
+        ({"bf16": True}, "bf16=False, not True"),
+    ):
+        with pytest.raises(FileError, match=f"holds runs with {message}; give another output"):
+            train(tiny(**budget | change, output=tmp_path))
+    monkeypatch.setattr(budgets, "digest", lambda data: "other")
+    with pytest.raises(FileError, match=r"holds runs with data=\w+, not other"):
+        train(tiny(**budget, output=tmp_path))
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """Names of the attentions whose steps were timed, each of which took a second."""
+    names = []
+
+    def time(config, variant):
+        names.append(variant.name)
+        return Times(step=1.0, look=0.0, test=0.0)
+
+    monkeypatch.setattr(budgets, "_time", time)
+    return names
+
+
+def attentions(*names):
+    return [Variant(name=name, attention=name) for name in names]
+
+
+def test_runs_that_join_are_told_if_they_take_longer_than_the_budget(tiny, tmp_path, timed):
+    def steps(*names, seeds=(0,)):
+        config = tiny(steps=None, budget=2.0, seeds=seeds, output=tmp_path)
+        return find_steps(config, attentions(*names), said.append)
+
+    said = []
+    assert steps("softmax", "linear") == steps("softmax", "linear") == steps("leap") == 60
+    assert not said
+    assert steps("softmax", "leap", "exp", seeds=(0, 1)) == 60
+    sentence = "budget=2.0: these runs take 60 steps, as those that are there, and so about 6"
+    assert said == [f"{sentence} minutes"]
+    assert timed == ["softmax", "linear", "leap", "exp"]  # Each once.
+
+    for name in ("softmax", "leap", "exp"):  # Runs that are done take no more time.
+        folder = tmp_path / "text" / name / "seed-0"
+        folder.mkdir(parents=True)
+        (folder / "metrics.json").write_text("{}")
+    steps("softmax", "leap", "exp", seeds=(0, 1))
+    assert said[1].endswith("about 3 minutes")
+
+
+def test_commands_that_begin_together_get_equal_steps(tiny, tmp_path, timed, monkeypatch):
+    def settings(budget=1.0):
+        return tiny(steps=None, budget=budget, output=tmp_path)
+
+    def slow(config, times):
+        monkeypatch.undo()
+        monkeypatch.setattr(budgets, "_time", lambda *_: Times(step=2.0, look=0.0, test=0.0))
+        find_steps(settings(), attentions("softmax"))  # Which is faster.
+        return 99
+
+    monkeypatch.setattr(budgets, "steps_within", slow)
+    assert find_steps(settings(), attentions("linear")) == 30
+    assert [path.name for path in (tmp_path / "text").iterdir()] == ["budget.json"]
+    assert set(read(tmp_path / "text" / "budget.json")["timed"]) == {"softmax", "linear"}
 
 
 def test_a_budget_is_for_all_runs_with_their_looks_and_tests(tiny):
@@ -220,6 +321,10 @@ def test_a_budget_too_small_for_a_step_says_so(tiny):
         ({"seeds": (1, 1)}, r"seeds=\(1, 1\): give one or more"),
         ({"batch": 6, "accumulate": 4}, "batch=6 does not divide into accumulate=4 parts"),
         ({"valid_examples": 0}, "valid_examples=0 must be 1 or more"),
+        ({"evaluate_every": 0}, "evaluate_every=0 must be 1 or more"),
+        ({"steps": 0}, "steps=0 must be more than 0"),
+        ({"batch": 0}, "batch=0 must be more than 0"),
+        ({"learning_rate": 0.0}, r"learning_rate=0\.0 must be more than 0"),
     ],
     ids=str,
 )

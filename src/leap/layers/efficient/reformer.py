@@ -1,13 +1,14 @@
 """Reformer (Kitaev et al. 2020): tokens attend to those that a hash puts next to them.
 
     bucket(x) = argmax [x R, -x R]                R random, so that near vectors share a bucket
-    o_i = sum_{j in P_i} exp(q_i . k_j / sqrt(w)) v_j / z_i        k_j = q_j / |q_j|
+    o_i = sum_{j in P_i} exp(q_i . k_j) v_j / z_i        k_j = q_j / |q_j|
 
 Tokens are sorted by bucket, those of one in their order, and cut into chunks; P_i are the tokens of
 i's chunk and of the one before. A token attends to itself only if it sees no other. Several hashes
 give several o_i, which are averaged by their z_i.
 
-Queries and keys are one projection. A row of n tokens has 2 n / chunk buckets, so that a bucket
+Queries and keys are one projection. Keys have length 1, so scores are not scaled down further; both
+as in the Long Range Arena comparisons. A row of n tokens has 2 n / chunk buckets, so that a bucket
 fills about half a chunk.
 
 Axes: b batch, h heads, r hashes, t tokens, d hidden size, w width of a head, g chunks, c tokens
@@ -116,7 +117,7 @@ def attend_in_chunks(
     key_place = torch.cat([before(place.unsqueeze(-1), -1).squeeze(-1), place], dim=4)
 
     lowest = torch.finfo(q.dtype).min
-    scores = q / q.shape[-1] ** 0.5 @ k.mT
+    scores = q @ k.mT
     own = place.unsqueeze(-1) == key_place.unsqueeze(-2)
     seen = (key_place >= 0) & (key_place < n.view(-1, 1, 1, 1, 1))
     scores = scores.masked_fill(own, lowest / 4).masked_fill(~seen.unsqueeze(-2), lowest)

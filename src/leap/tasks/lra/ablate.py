@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from leap.errors import ConfigError
 from leap.layers import LeapformerAttention, LearnedProportion
 from leap.models import LeapformerConfig, LeapformerForSequenceClassification
+from leap.tasks.lra.budget import Say
 from leap.tasks.lra.data import TASKS, Collator, load_task
 from leap.tasks.lra.model import encoder_config
 from leap.tasks.lra.runs import Settings, Variant, make_batch
@@ -85,10 +86,13 @@ def ablate(
     config: AblateConfig,
     progress: RunProgress | None = None,
     peak_bytes: PeakBytes | None = None,
+    say: Say | None = None,
 ) -> list[Row]:
     """Train each variant, or take up where that was stopped, and write the table."""
     found = variants(config)
-    results = train_variants(config, found, progress, peak_bytes)
+    results = train_variants(config, found, progress, peak_bytes, say)
+    if not results:
+        return []  # Not the first of several processes.
     by_name: dict[str, list[dict[str, Any]]] = {}
     for metrics in results:
         by_name.setdefault(metrics["name"], []).append(metrics)

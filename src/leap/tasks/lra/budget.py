@@ -1,31 +1,38 @@
 """How many steps fit into a time: a few are timed, and all runs get equally many.
 
-What a budget gave is kept in budget.json, so that a run that goes on, or joins later, gets as many.
+What a budget gave is kept in budget.json, with what it was for, so that a run that goes on, or
+joins later, gets as many. Of commands that begin together, the first that has timed its steps
+decides.
 """
 
+import os
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 
 from leap.errors import ConfigError, FileError
-from leap.tasks.lra.data import Collator
-from leap.tasks.lra.evaluate import now
+from leap.tasks.lra.data import Collator, load_task
 from leap.tasks.lra.model import paper
 from leap.tasks.lra.runs import (
     Settings,
     Variant,
     build_model,
+    digest,
     make_batch,
     open_splits,
     run_configs,
     some,
 )
-from leap.training import processes
+from leap.training import now, processes
 from leap.training.folder import read_json, write_json
 
+Say = Callable[[str], None]
+"""Told what the user should know before the runs begin."""
 MOST_STEPS = 1_000_000
 TIMED_STEPS = 5
 """Steps of each model that are timed; the first, which warms up, does not count."""
@@ -43,32 +50,51 @@ class Times:
     """Seconds of the look at the test set."""
 
 
-def find_steps(config: Settings, variants: Sequence[Variant]) -> int:
-    """The steps of every run: as given, the paper's, or as many as the budget allows."""
+def find_steps(config: Settings, variants: Sequence[Variant], say: Say | None = None) -> int:
+    """The steps of every run: as given, the paper's, or as many as the budget allows.
+
+    Args:
+        config: what the runs have in common.
+        variants: what they differ in.
+        say: told if runs that join others will take longer than the budget.
+    """
     if config.budget is None:
-        return config.steps or paper(config.task).steps
+        return paper(config.task).steps if config.steps is None else config.steps
     if processes().num_processes > 1:
         raise ConfigError("a budget is found out by one process; under torchrun give steps")
     path = config.output / config.task / "budget.json"
-    if path.exists():
-        found = read_json(path)
-        if found.get("minutes") != config.budget:
+    settings = _settings(config)
+    times: dict[str, Times] = {}
+    if not path.exists():
+        times = {variant.name: _time(config, variant) for variant in variants}
+        steps = steps_within(config, list(times.values()))
+        _create(path, settings | {"steps": steps, "timed": _as_json(times)})
+    found = read_json(path)
+    for name, ours in settings.items():
+        if found.get(name) != ours:
             raise FileError(
-                f"{path.parent} holds runs with budget={found.get('minutes')}, not "
-                f"{config.budget}; give another output folder, or remove this one"
+                f"{path.parent} holds runs with {name}={found.get(name)}, not {ours}; give "
+                "another output folder, or remove this one"
             )
-        return int(found["steps"])
-    times = {variant.name: _time(config, variant) for variant in variants}
-    steps = steps_within(config, list(times.values()))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(
-        path,
-        {
-            "minutes": config.budget,
-            "steps": steps,
-            "timed": {name: asdict(taken) for name, taken in times.items()},
-        },
-    )
+    steps = int(found["steps"])
+    times |= {name: Times(**taken) for name, taken in found["timed"].items()}
+    ahead = [
+        variant
+        for variant in variants
+        for run in run_configs(config, [variant], steps)
+        if not (run.output / "metrics.json").exists()
+    ]
+    for variant in ahead:
+        if variant.name not in times:
+            times[variant.name] = _time(config, variant)
+    if set(times) != set(found["timed"]):
+        write_json(path, found | {"timed": _as_json(times)})
+    minutes = _minutes(config, steps, [times[variant.name] for variant in ahead])
+    if minutes > config.budget and say is not None:
+        say(
+            f"budget={config.budget}: these runs take {steps} steps, as those that are there, and "
+            f"so about {minutes:.3g} minutes"
+        )
     return steps
 
 
@@ -77,9 +103,7 @@ def steps_within(config: Settings, times: Sequence[Times]) -> int:
     assert config.budget is not None
 
     def minutes(steps: int) -> float:
-        looks = -(-steps // config.recipe(steps, 0)["evaluate_every"])
-        seconds = sum(taken.step * steps + taken.look * looks + taken.test for taken in times)
-        return seconds * len(config.seeds) / 60
+        return _minutes(config, steps, times) * len(config.seeds)
 
     if minutes(1) > config.budget:
         raise ConfigError(
@@ -89,6 +113,43 @@ def steps_within(config: Settings, times: Sequence[Times]) -> int:
     return bisect_right(range(1, MOST_STEPS + 1), config.budget, key=minutes)
 
 
+def _minutes(config: Settings, steps: int, runs: Sequence[Times]) -> float:
+    looks = -(-steps // config.recipe(steps, 0)["evaluate_every"])
+    return sum(taken.step * steps + taken.look * looks + taken.test for taken in runs) / 60
+
+
+def _settings(config: Settings) -> dict[str, Any]:
+    """What the time of a step, a look or a test depends on, besides the model."""
+    names = ("budget", "accumulate", "evaluate_every", "valid_examples", "test_examples", "bf16")
+    return {
+        **{name: getattr(config, name) for name in names},
+        "batch": config.recipe(1, 0)["batch"],
+        "data": digest(load_task(config.task, config.data)),
+    }
+
+
+def _create(path: Path, facts: dict[str, Any]) -> None:
+    """Write a file, unless another command was faster."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        own = path.with_name(f".{path.name}.{os.getpid()}")
+        write_json(own, facts)
+        try:
+            path.hardlink_to(own)  # Unlike a new name, a link never takes another file's place.
+        except FileExistsError:
+            pass
+        finally:
+            own.unlink()
+    except OSError as error:
+        raise FileError(
+            f"cannot write to {path.parent} ({error.strerror}); give another output folder"
+        ) from error
+
+
+def _as_json(times: dict[str, Times]) -> dict[str, Any]:
+    return {name: asdict(taken) for name, taken in times.items()}
+
+
 def _time(config: Settings, variant: Variant) -> Times:
     (run, *_) = run_configs(config, [variant], 1)
     data = open_splits(run)
@@ -96,23 +157,27 @@ def _time(config: Settings, variant: Variant) -> Times:
     device = processes().device
     model = build_model(run, data["train"]).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=run.learning_rate, fused=True)
-    per_part = run.batch // run.accumulate
     steps, passes = [], []
     for i in range(TIMED_STEPS):
-        batch = make_batch(data["train"], collate, per_part, start=i * per_part)
+        batch = make_batch(data["train"], collate, run.at_once, start=i * run.at_once)
         batch = {name: x.to(device) for name, x in batch.items()}
         model.train()
         begun, _ = now(device)
-        model(**batch).loss.backward()
+        with torch.autocast(device.type, torch.bfloat16, enabled=run.bf16):
+            loss = model(**batch).loss
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         trained, _ = now(device)
         model.eval()
-        with torch.inference_mode():
+        with (
+            torch.inference_mode(),
+            torch.autocast(device.type, torch.bfloat16, enabled=run.bf16),
+        ):
             model(**batch)
         passed, _ = now(device)
         steps.append((trained - begun) * run.accumulate)
-        passes.append((passed - trained) / per_part)
+        passes.append((passed - trained) / run.at_once)
     an_example = median(passes[1:])
     looked_at = {
         split: len(some(data[split], count))  # type: ignore[arg-type]

@@ -1,6 +1,5 @@
 """How often a model is right, and how fast it says so."""
 
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedModel
 
 from leap.tasks.lra.data import Collator
-from leap.training import Measure
+from leap.training import Measure, now
 
 
 @dataclass(frozen=True)
@@ -50,13 +49,6 @@ def score(
             examples += n
     model.train(was_training)
     return Score(correct / examples, loss / examples, examples, wall, cpu)
-
-
-def now(device: torch.device) -> tuple[float, float]:
-    """Wall and CPU time, once the device is done with what it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter(), time.process_time()
 
 
 def _accuracy(logits: Float[np.ndarray, "n c"], labels: Int[np.ndarray, " n"]) -> float:

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Bool, Int, UInt8
 
 from leap.tasks.lra.cache import SPLITS, Collector, Examples, Sequences
-from leap.tasks.lra.sources import broken, read_lines
+from leap.tasks.lra.sources import RELEASE, broken, check_count, find_file, read_table
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 VOCABULARY = (*"0123456789", *OPERATORS, "]")
@@ -35,6 +35,8 @@ AT_ONCE = 2048
 """Trees that grow at a time."""
 FILES = dict(zip(SPLITS, ("basic_train.tsv", "basic_val.tsv", "basic_test.tsv"), strict=True))
 """Names of the files in Long Range Arena's release."""
+SIZES = dict(zip(SPLITS, (96_000, 2_000, 2_000), strict=True))
+"""Examples in each of them."""
 
 
 def evaluate(tokens: Sequence[int] | UInt8[np.ndarray, " t"]) -> int:
@@ -181,11 +183,21 @@ def _apply(
     return np.select([operators == operator for operator in results], list(results.values()))
 
 
+def read(source: Path, max_length: int) -> dict[str, Examples]:
+    """Read the expressions of Long Range Arena's release, from its folder or one above it."""
+    found = {}
+    for split, name in FILES.items():
+        path = find_file(source, name)
+        found[split] = read_tsv(path, max_length)
+        check_count(path, len(found[split]), SIZES[split], RELEASE)
+    return found
+
+
 def read_tsv(path: Path, max_length: int) -> Examples:
-    """Read a file of Long Range Arena's release. Parentheses add nothing, and are dropped."""
+    """Read one file of the release. Parentheses add nothing, and are dropped."""
     number = {name.encode(): i for i, name in enumerate(VOCABULARY)}
     found = Collector(max_length)
-    for i, line in enumerate(read_lines(path)):
+    for i, line in enumerate(read_table(path)):
         source, _, target = line.partition(b"\t")
         if i == 0 and source == b"Source":
             continue

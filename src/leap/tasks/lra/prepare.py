@@ -12,7 +12,7 @@ from leap.tasks.lra import cache, image, listops, pathfinder, retrieval, text
 from leap.tasks.lra.cache import INFO, SPLITS, Examples
 from leap.tasks.lra.data import DATA, TASKS, TaskInfo
 from leap.tasks.lra.generate import Plan, generate
-from leap.tasks.lra.sources import at_hand, find_file
+from leap.tasks.lra.sources import RELEASE, at_hand
 
 TaskName = Literal["listops", "text", "image", "pathfinder", "retrieval", "retrieval-standin"]
 Difficulty = Literal["easy", "intermediate", "hard"]
@@ -20,7 +20,7 @@ Progress = Callable[[str, int, int], None]
 """Called with the name of a task, how much of it is done, and how much there is to do."""
 
 SIZES = {
-    "listops": (96_000, 2_000, 2_000),
+    "listops": tuple(listops.SIZES.values()),
     "pathfinder": (160_000, 20_000, 20_000),
     "retrieval-standin": (8_000, 1_000, 1_000),
 }
@@ -36,7 +36,7 @@ SOURCES: dict[TaskName, tuple[str, ...]] = {
         "cifar10-gray-sample",
     ),
     "pathfinder": (),
-    "retrieval": ("lra_release",),
+    "retrieval": (RELEASE,),
     "retrieval-standin": ("wikitext-2",),
 }
 """What a task can be made from, in the folder of data sets: the first that is there is taken."""
@@ -154,10 +154,7 @@ def _make(
     length = info.max_length
     match task:
         case "listops" if source is not None:
-            found = {
-                split: listops.read_tsv(find_file(source, name), length)
-                for split, name in listops.FILES.items()
-            }
+            found = listops.read(source, length)
         case "listops":
             plan = Plan(_sizes(config, task), config.seed, config.workers, distinct=True)
             return generate(listops.make_examples, plan, progress)

@@ -4,6 +4,8 @@
     report.csv     the same numbers, unrounded, a line for each task and attention
     report.png     accuracy against speed, the area of a dot being memory
 
+Runs of a task that are not alike (see `ALIKE`) are in tables of their own, and not averaged.
+
 Throughput is in examples a second: on a CPU of its own time, summed over all cores, which leaves
 out what other programs took; elsewhere of wall time.
 """
@@ -25,6 +27,23 @@ from leap.training.curve import COLOURS
 from leap.training.folder import read_json, write_whole
 from leap.training.table import csv_table, markdown_table
 
+ALIKE = (
+    "steps",
+    "batch",
+    "accumulate",
+    "learning_rate",
+    "warmup",
+    "bf16",
+    "pooling",
+    "hidden_dropout_prob",
+    "attention_dropout",
+    "valid_examples",
+    "tests",
+    "data",
+    "device",
+)
+"""What runs of a task must have in common to be compared: of their settings and their results, and
+the digest of their data."""
 BASELINE = "softmax"
 AVERAGE = "average"
 MIB = 2**20
@@ -45,9 +64,14 @@ class Row:
     """One attention on one task, over all its seeds; or over all tasks."""
 
     task: str
+    apart: str = ""
+    """What tells these runs from others of the task that are not alike, if there are any."""
     name: str
     seeds: int
     steps: int | None
+    batch: int | None
+    tests: int | None
+    """Examples of the test set that were looked at."""
     accuracy: float
     spread: float | None
     """Standard deviation of the accuracy over seeds, if there are several."""
@@ -84,17 +108,31 @@ def report(config: ReportConfig) -> list[Row]:
 
 
 def read_runs(folder: Path) -> list[Row]:
-    """A row for each task and attention that has finished runs."""
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    """A row for each task and attention that has finished runs, and for each kind that is alike."""
+    tasks: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(folder.glob("*/*/seed-*/metrics.json")):
-        metrics = read_json(path)
+        run = read_json(path)
         try:
-            found.setdefault((metrics["task"], metrics["name"]), []).append(metrics)
+            tasks.setdefault(run["task"], []).append(
+                {**_settings(path.parent), "tests": run["test"]["examples"], **run}
+            )
         except KeyError as error:
             raise FileError(f"{path} has no {error}: it is of no run of leap lra train") from error
-    if not found:
+    if not tasks:
         raise FileError(f"no finished run in {folder}; make some with leap lra train")
-    return [summary(runs) for runs in found.values()]
+    rows: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for task, runs in tasks.items():
+        differ = [name for name in ALIKE if len({run.get(name) for run in runs}) > 1]
+        for run in runs:
+            apart = ", ".join(f"{name}={run.get(name)}" for name in differ)
+            rows.setdefault((task, apart, run["name"]), []).append(run)
+    return [summary(runs, apart) for (_, apart, _), runs in rows.items()]
+
+
+def _settings(run: Path) -> dict[str, Any]:
+    """What a run was given: its settings, those of its model, and the digest of its data."""
+    settings = read_json(run / "config.json")
+    return {**settings, **settings.get("changes", {}), **read_json(run / "data.json")}
 
 
 def unfinished(folder: Path) -> list[Path]:
@@ -103,8 +141,13 @@ def unfinished(folder: Path) -> list[Path]:
     return [path for path in begun if not (path / "metrics.json").exists()]
 
 
-def summary(runs: Sequence[dict[str, Any]]) -> Row:
-    """One row of the runs of an attention on a task, which differ in their seeds."""
+def summary(runs: Sequence[dict[str, Any]], apart: str = "") -> Row:
+    """One row of the runs of an attention on a task, which differ in their seeds.
+
+    Args:
+        runs: their results.
+        apart: what tells them from others of the task that are not alike.
+    """
     first = runs[0]
     clock = "cpu_seconds" if first["device"] == "cpu" else "seconds"
     accuracies = [run["accuracy"] for run in runs]
@@ -112,9 +155,12 @@ def summary(runs: Sequence[dict[str, Any]]) -> Row:
     peaks = [run["peak_bytes"] for run in runs if run["peak_bytes"] is not None]
     return Row(
         task=first["task"],
+        apart=apart,
         name=first["name"],
         seeds=len(runs),
         steps=first["steps"],
+        batch=first["batch"],
+        tests=first["test"]["examples"],
         accuracy=fmean(accuracies),
         spread=stdev(accuracies) if len(runs) > 1 else None,
         train_rate=first["batch"] / median(steps) if steps else None,
@@ -125,10 +171,30 @@ def summary(runs: Sequence[dict[str, Any]]) -> Row:
 
 
 def compare(rows: Iterable[Row]) -> list[Row]:
-    """The rows beside softmax's of the same task: that one first, then by accuracy."""
-    rows = sorted(rows, key=lambda row: (row.task, row.name != BASELINE, -row.accuracy))
-    baselines = {row.task: row for row in rows if row.name == BASELINE}
-    return [_beside(row, baselines[row.task]) if row.task in baselines else row for row in rows]
+    """The rows beside softmax's of the same task, if alike: that one first, then by accuracy."""
+    rows = sorted(rows, key=lambda row: (*_table(row), row.name != BASELINE, -row.accuracy))
+    baselines = {_table(row): row for row in rows if row.name == BASELINE}
+    return [
+        _beside(row, baselines[_table(row)]) if _table(row) in baselines else row for row in rows
+    ]
+
+
+def _table(row: Row) -> tuple[str, str]:
+    """Which table a row is in: there rows can be compared."""
+    return row.task, row.apart
+
+
+def not_alike(rows: Iterable[Row]) -> list[str]:
+    """A sentence for each task whose runs are not alike."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        if row.apart and row.apart not in found.setdefault(row.task, []):
+            found[row.task].append(row.apart)
+    return [
+        f"{task}: runs are not alike ({'; '.join(kinds)}), so they are in tables of their own and "
+        "there is no average over tasks"
+        for task, kinds in found.items()
+    ]
 
 
 def _beside(row: Row, baseline: Row) -> Row:
@@ -147,16 +213,17 @@ def _ratio(value: float | int | None, baseline: float | int | None) -> float | N
 
 
 def average(rows: Sequence[Row]) -> list[Row]:
-    """Rows over all tasks, for the attentions that have them all; none if there is one task.
+    """Rows over all tasks, for the attentions that have them all.
 
-    Accuracies and their gains are averaged, ratios multiplied.
+    There are none if there is one task, or if runs of a task are not alike. Accuracies and their
+    gains are averaged, ratios multiplied.
     """
     tasks = {row.task for row in rows}
     by_name: dict[str, list[Row]] = {}
     for row in rows:
         by_name.setdefault(row.name, []).append(row)
     whole = {name: own for name, own in by_name.items() if len(own) == len(tasks)}
-    if len(tasks) < 2:
+    if len(tasks) < 2 or any(row.apart for row in rows):
         return []
     found = [
         Row(
@@ -164,6 +231,8 @@ def average(rows: Sequence[Row]) -> list[Row]:
             name=name,
             seeds=min(row.seeds for row in own),
             steps=None,
+            batch=None,
+            tests=None,
             accuracy=fmean(row.accuracy for row in own),
             spread=None,
             train_rate=None,
@@ -196,6 +265,8 @@ COLUMNS = (
     "parameters",
     "seeds",
     "steps",
+    "batch",
+    "tests",
 )
 
 
@@ -214,7 +285,7 @@ def cells(row: Row) -> list[str]:
         _with_ratio(_text(mebibytes, _digits), row.memory_share),
         _with_ratio(_text(row.parameters, lambda x: f"{x:,.0f}"), row.parameters_share),
         str(row.seeds),
-        _text(row.steps, lambda x: f"{x:,.0f}"),
+        *(_text(count, lambda x: f"{x:,.0f}") for count in (row.steps, row.batch, row.tests)),
     ]
 
 
@@ -232,11 +303,11 @@ def _digits(x: float) -> str:
 
 
 def by_task(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """The rows of each task, the average last."""
-    tasks: dict[str, list[Row]] = {}
+    """The rows of each table by its title: those of a task that are alike, the average last."""
+    tables: dict[str, list[Row]] = {}
     for row in rows:
-        tasks.setdefault(row.task, []).append(row)
-    return tasks
+        tables.setdefault(": ".join(filter(None, _table(row))), []).append(row)
+    return tables
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -244,29 +315,30 @@ def markdown(rows: Sequence[Row]) -> str:
     parts = [
         "Accuracy on the test set, in percent; its gain, and in brackets ratios, over softmax."
     ]
-    for task, own in by_task(rows).items():
-        parts += [f"**{task}**", markdown_table(COLUMNS, [cells(row) for row in own])]
+    parts += not_alike(rows)
+    for title, own in by_task(rows).items():
+        parts += [f"**{title}**", markdown_table(COLUMNS, [cells(row) for row in own])]
     return "\n\n".join(parts) + "\n"
 
 
 def plot(rows: Sequence[Row]) -> Figure:
-    """Accuracy against training throughput for each task, the area of a dot being memory."""
-    tasks = by_task(rows)
-    n_columns = min(3, len(tasks))
-    n_rows = math.ceil(len(tasks) / n_columns)
+    """Accuracy against training throughput for each table, the area of a dot being memory."""
+    tables = by_task(rows)
+    n_columns = min(3, len(tables))
+    n_rows = math.ceil(len(tables) / n_columns)
     figure = Figure(figsize=(6 * n_columns, 5 * n_rows), layout="constrained")
     panels = list(figure.subplots(n_rows, n_columns, squeeze=False).flat)
     names = sorted({row.name for row in rows}, key=lambda name: (name != BASELINE, name))
     colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
-    for panel, (task, own) in zip(panels, tasks.items(), strict=False):
-        _draw(panel, task, own, colours)
-    for panel in panels[len(tasks) :]:
+    for panel, (title, own) in zip(panels, tables.items(), strict=False):
+        _draw(panel, title, own, colours)
+    for panel in panels[len(tables) :]:
         panel.set_axis_off()
     figure.suptitle("Accuracy against training throughput; area of a dot: peak memory", fontsize=11)
     return figure
 
 
-def _draw(panel: Axes, task: str, rows: Sequence[Row], colours: dict[str, str]) -> None:
+def _draw(panel: Axes, title: str, rows: Sequence[Row], colours: dict[str, str]) -> None:
     relative = all(row.train_speed is not None for row in rows)
     sizes = [row.memory_share if relative else row.peak_bytes for row in rows]
     largest = max((size for size in sizes if size is not None), default=1.0)
@@ -283,7 +355,7 @@ def _draw(panel: Axes, task: str, rows: Sequence[Row], colours: dict[str, str]) 
     panel.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     panel.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     panel.xaxis.set_minor_locator(NullLocator())
-    panel.set_title(task)
+    panel.set_title(title, wrap=True)
     panel.set_xlabel(
         "training throughput, times softmax" if relative else "training throughput, examples/s"
     )

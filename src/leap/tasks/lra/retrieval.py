@@ -14,7 +14,7 @@ import numpy as np
 from leap.errors import ConfigError, FileError
 from leap.tasks.files import read_text
 from leap.tasks.lra.cache import SPLITS, Collector, Examples
-from leap.tasks.lra.sources import broken, find_file, read_lines
+from leap.tasks.lra.sources import broken, find_file, read_table
 
 FILES = {
     split: f"new_aan_pairs.{name}.tsv"
@@ -46,7 +46,7 @@ def read(source: Path | None, max_length: int) -> dict[str, Examples]:
 def _read_pairs(path: Path, max_length: int) -> Examples:
     """Columns are the class, the names of two papers and their texts; nothing is quoted."""
     found = Collector(max_length)
-    for i, line in enumerate(read_lines(path)):
+    for i, line in enumerate(read_table(path)):
         columns = line.split(b"\t")
         if len(columns) != 5 or columns[0] not in LABELS or not (columns[3] and columns[4]):
             raise broken(path, f"line {i + 1} is no class with two names and two texts")

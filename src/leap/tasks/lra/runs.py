@@ -77,21 +77,23 @@ class Settings:
             raise ConfigError(f"budget={self.budget} must be more than 0 minutes")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ConfigError(f"seeds={self.seeds}: give one or more, none of them twice")
-        for name in ("valid_examples", "test_examples"):
+        for name in ("evaluate_every", "valid_examples", "test_examples"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value} must be 1 or more")
-        self.recipe(self.steps or paper(self.task).steps, 0)
+        self.recipe(paper(self.task).steps if self.steps is None else self.steps, 0)
 
     def recipe(self, steps: int, seed: int) -> dict[str, Any]:
         """How to train for so many steps, as fields of a checked `Recipe`."""
         known = paper(self.task)
-        every = self.evaluate_every or min(max(steps // LOOKS, FEWEST_STEPS_BETWEEN_LOOKS), steps)
+        every = self.evaluate_every
+        if every is None:
+            every = max(min(max(steps // LOOKS, FEWEST_STEPS_BETWEEN_LOOKS), steps), 1)
         recipe = Recipe(
             steps=steps,
-            batch=self.batch or known.batch,
+            batch=known.batch if self.batch is None else self.batch,
             accumulate=self.accumulate,
-            learning_rate=self.learning_rate or known.learning_rate,
+            learning_rate=known.learning_rate if self.learning_rate is None else self.learning_rate,
             schedule="linear",
             warmup=known.warmup / known.steps if self.warmup is None else self.warmup,
             epsilon=EPSILON,
@@ -126,6 +128,11 @@ class RunConfig(Recipe):
     test_examples: int | None
     data: Path
     output: Path
+
+    @property
+    def at_once(self) -> int:
+        """Examples that are computed at once."""
+        return self.batch // self.accumulate
 
 
 def run_configs(config: Settings, variants: Sequence[Variant], steps: int) -> list[RunConfig]:

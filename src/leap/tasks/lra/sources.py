@@ -11,6 +11,8 @@ from leap.errors import FileError
 from leap.tasks.files import data_folder, first_line
 
 OPEN: dict[str, Callable[[Path], Any]] = {".xz": lzma.open, ".gz": gzip.open}
+RELEASE = "lra_release"
+"""The folder of Long Range Arena's own files."""
 UNREADABLE = (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile)
 """What the standard library raises for packed files that are broken or cut off."""
 
@@ -22,11 +24,39 @@ def broken(path: Path, why: str) -> FileError:
 
 def read_lines(path: Path) -> Iterator[bytes]:
     """The lines of a file without their ends, unpacked if its name says that it is packed."""
+    return (line.rstrip(b"\r\n") for line in _lines(path))
+
+
+def read_table(path: Path) -> Iterator[bytes]:
+    """The lines of a file of which the last has an end too, lest half of a text pass for it."""
+    line = b"\n"
+    for line in _lines(path):
+        yield line.rstrip(b"\r\n")
+    if not line.endswith(b"\n"):
+        raise broken(path, "its last line has no end")
+
+
+def check_count(path: Path, found: int, whole: int, release: str) -> None:
+    """Raise if a file or folder below one named as a release holds another number than that has.
+
+    Args:
+        path: of the file or folder.
+        found: examples in it.
+        whole: examples that it has in the release.
+        release: the folder's name.
+    """
+    if release in path.resolve().parts and found != whole:
+        raise FileError(
+            f"{path} holds {found:,} of {release}'s {whole:,} examples; get it again, or rename "
+            f"the folder {release} if that is meant"
+        )
+
+
+def _lines(path: Path) -> Iterator[bytes]:
     try:
         file: IO[bytes]
         with OPEN.get(path.suffix, _plain)(path) as file:
-            for line in file:
-                yield line.rstrip(b"\r\n")
+            yield from file
     except UNREADABLE as error:
         raise broken(path, first_line(error)) from error
     except OSError as error:

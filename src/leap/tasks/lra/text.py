@@ -8,10 +8,14 @@ import numpy as np
 
 from leap.errors import FileError
 from leap.tasks.lra.cache import Collector, Examples
-from leap.tasks.lra.sources import broken, from_library, read_lines
+from leap.tasks.lra.sources import broken, check_count, from_library, read_lines
 
 HUB = "stanfordnlp/imdb"
 PARTS = ("train", "test")
+ARCHIVE = "aclImdb"
+"""The folder in the original archive."""
+IN_A_FOLDER = 12_500
+"""Reviews of each class in either part of it."""
 
 
 def read(source: Path | None, max_length: int, seed: int) -> dict[str, Examples]:
@@ -46,6 +50,7 @@ def _read_folder(folder: Path, found: Collector) -> None:
         paths = sorted((folder / name).glob("*.txt"))
         if not paths:
             raise FileError(f"no reviews in {folder / name}; unpack the archive of IMDb again")
+        check_count(folder / name, len(paths), IN_A_FOLDER, ARCHIVE)
         for path in paths:
             content = b"\n".join(read_lines(path))
             if not content:

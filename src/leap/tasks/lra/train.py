@@ -2,7 +2,7 @@
 
     <output>/<task>/<attention>/seed-0/    the run folder of each, see `leap.training.folder`
     <output>/<task>/budget.json            how many steps a budget gave, for all that join later
-    <output>/<task>/curves.png             the learning curves of the runs
+    <output>/<task>/curves.png             the learning curves of all finished runs of the task
 
 The validation set chooses the checkpoint; the test set is looked at once, when that is done.
 """
@@ -17,7 +17,7 @@ from transformers import set_seed
 
 from leap.errors import ConfigError
 from leap.models import LeapformerForSequenceClassification, usable_as
-from leap.tasks.lra.budget import find_steps
+from leap.tasks.lra.budget import Say, find_steps
 from leap.tasks.lra.data import Collator, TaskDataset
 from leap.tasks.lra.evaluate import ACCURACY, score
 from leap.tasks.lra.runs import (
@@ -38,8 +38,8 @@ from leap.training import (
     plot_curves,
     processes,
     quiet,
-    whole_batches,
 )
+from leap.training.folder import read_json
 
 RunProgress = Callable[[str, Status], None]
 """Told the name of a run, and how far it is."""
@@ -79,6 +79,7 @@ def train(
     config: TrainConfig,
     progress: RunProgress | None = None,
     peak_bytes: PeakBytes | None = None,
+    say: Say | None = None,
 ) -> list[dict[str, Any]]:
     """Train a model for each attention and seed, or take up where that was stopped.
 
@@ -87,12 +88,13 @@ def train(
         progress: told how far the work is.
         peak_bytes: how to measure memory, as `leap.bench.measure.peak_bytes` does; None leaves it
             out.
+        say: told what there is to know before the runs begin.
 
     Returns:
         The results of each run, as its metrics.json has them.
     """
     variants = [Variant(name=name, attention=name) for name in config.attentions()]
-    return train_variants(config, variants, progress, peak_bytes)
+    return train_variants(config, variants, progress, peak_bytes, say)
 
 
 def train_variants(
@@ -100,11 +102,11 @@ def train_variants(
     variants: Sequence[Variant],
     progress: RunProgress | None = None,
     peak_bytes: PeakBytes | None = None,
+    say: Say | None = None,
 ) -> list[dict[str, Any]]:
     """Train each variant with each seed, in equal steps."""
-    steps = find_steps(config, variants)
+    steps = find_steps(config, variants, say)
     results = []
-    histories = {}
     for run in run_configs(config, variants, steps):
         label = f"{run.name} seed {run.seed}"
 
@@ -116,11 +118,18 @@ def train_variants(
         if not metrics:
             continue  # Not the first of several processes.
         results.append(metrics)
-        histories[label] = metrics["history"]
-        title = f"{config.task}: {metrics['steps']} steps of {run.batch} examples"
-        path = config.output / config.task / "curves.png"
-        plot_curves(histories, path, title, unit="nats an example", measure=ACCURACY.name)
+        _draw_all(config.output / config.task)
     return results
+
+
+def _draw_all(folder: Path) -> None:
+    """The learning curves of every finished run in a task's folder, whichever command made it."""
+    runs = [read_json(path) for path in sorted(folder.glob("*/seed-*/metrics.json"))]
+    histories = {f"{run['name']} seed {run['seed']}": run["history"] for run in runs}
+    batches = " or ".join(map(str, sorted({run["batch"] for run in runs})))
+    title = f"{folder.name}: steps of {batches} examples"
+    path = folder / "curves.png"
+    plot_curves(histories, path, title, unit="nats an example", measure=ACCURACY.name)
 
 
 def train_run(
@@ -133,23 +142,23 @@ def train_run(
     for name in ("data", "output"):  # The data is told by its checksums.
         settings.pop(name)
     folder = RunFolder(run.output, settings)
-    finished = folder.metrics()
-    if finished is not None:
-        return finished
     with processes().main_process_first():
         data = open_splits(run)
         set_seed(run.seed)
         model = build_model(run, data["train"])
         folder.create({"data": digest(data["train"])})
+    finished = folder.metrics()
+    if finished is not None:
+        return finished if processes().is_main_process else {}
 
     collate = Collator(data["train"].info)
-    valid = whole_batches(some(data["valid"], run.valid_examples), run.batch)
+    valid = some(data["valid"], run.valid_examples)
     fitted = fit(
         model, data["train"], valid, run, folder, progress, collate=collate, measure=ACCURACY
     )
     if not processes().is_main_process:
         return {}
-    test = score(model, some(data["test"], run.test_examples), collate, run.batch)
+    test = score(model, some(data["test"], run.test_examples), collate, run.at_once)
     memory = _step_bytes(model, data["train"], collate, run, peak_bytes)
 
     def write_model(path: Path) -> None:
@@ -195,7 +204,7 @@ def _step_bytes(
     """Memory of a step forward and backward over the first examples, on top of the model."""
     if peak_bytes is None:
         return None
-    batch = make_batch(data, collate, run.batch // run.accumulate)
+    batch = make_batch(data, collate, run.at_once)
     batch = {name: x.to(model.device) for name, x in batch.items()}
     model.train()
     model(**batch).loss.backward()  # The gradients, which stay, are not what is measured.
