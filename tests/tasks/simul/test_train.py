@@ -127,11 +127,17 @@ def test_epochs_are_passes_over_the_batches(numbers, tmp_path):
 
 def test_each_attention_can_be_another(numbers, tmp_path):
     parts = {"encoder_attention": "softmax", "decoder_attention": "leap"}
-    settings = SMALL | {"steps": 3, "n_layer": 2, "cross_attention": "leapformer,elu-linear"}
+    settings = SMALL | {
+        "steps": 3,
+        "n_layer": 2,
+        "cross_attention": "leapformer,elu-linear",
+        "feature": "exp",
+    }
     train(TrainConfig(**settings, **parts, data=numbers, output=tmp_path / "run"))
     config = load_run(tmp_path / "run")[0].config
     assert config.encoder_attention == "softmax"
     assert config.cross_attention == ["leapformer", "elu-linear"]
+    assert config.feature == "exp"
     settings = SMALL | {"cross_attention": "leapformer,elu-linear", "output": tmp_path / "other"}
     with pytest.raises(ConfigError, match="2 names for 1 layers"):
         train(TrainConfig(**settings, data=numbers))

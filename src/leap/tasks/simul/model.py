@@ -35,6 +35,9 @@ class ModelConfig:
     """Attention of the decoder to what it has written."""
     cross_attention: str | None = None
     """Attention of the decoder to the source."""
+    feature: str = "relu"
+    """Feature map of LeaPformer, cosFormer and linear: relu, exp, square, ...; see
+    `leap.ops.features`."""
     position_embedding: Literal["sinusoidal", "rotary", "none"] = "sinusoidal"
     """How positions are known."""
     hidden_size: int = 128
@@ -78,6 +81,7 @@ def build_model(
         "n_layer": config.n_layer,
         "encoder_layers": config.encoder_layers,
         "n_heads": config.n_head,
+        "feature": config.feature,
         "position_embedding": config.position_embedding,
         "hidden_dropout_prob": config.dropout,
         "label_smoothing": config.label_smoothing,
@@ -112,6 +116,7 @@ ENCODER_SETTINGS = (
     "encoder_layers",
     "n_heads",
     "encoder_attention",
+    "feature",
     "position_embedding",
     "n_bins",
     "n_subsampling",
