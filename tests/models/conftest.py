@@ -9,6 +9,7 @@ KINDS = {
     "leapformer": {},
     "leapformer-rotary": {"position_embedding": "rotary"},
     "leapformer-none": {"position_embedding": "none"},
+    "leapformer-alibi": {"position_embedding": "alibi"},
     "leapformer-gated": {"gate": "head"},
     "leapformer-norm": {"normaliser": "norm"},
     "cosformer": {"attention": "cosformer"},

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from leap.errors import ConfigError
+from leap.errors import ConfigError, InputError
 from leap.models.adaptive import AdaptiveEmbedding
 
 
@@ -23,6 +23,16 @@ def test_each_band_is_embedded_through_its_own_projection():
         ]
     )
     assert_close(embedding(ids).flatten(0, 1), expected)
+
+
+@pytest.mark.parametrize("token", [-5, 30, 99])
+def test_a_token_outside_the_vocabulary_is_named(token):
+    with pytest.raises(InputError, match=rf"token {token} is not among the 30 of the vocabulary"):
+        make_embedding()(torch.tensor([[3, token]]))
+
+
+def test_no_tokens_are_embedded_as_none():
+    assert make_embedding()(torch.zeros(2, 0, dtype=torch.long)).shape == (2, 0, 16)
 
 
 def test_probabilities_sum_to_one_and_make_the_loss():

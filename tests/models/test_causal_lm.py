@@ -4,11 +4,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    DataCollatorWithFlattening,
+    DynamicCache,
+)
 
 import leap
 from leap.errors import FileError, InputError
 from leap.models import LeapForCausalLM, LeapformerConfig, LeapformerForCausalLM, StateCache
+from leap.models.cache import ROLLBACK_LIMIT
 
 
 def make_ids(*shape, seed=0):
@@ -43,6 +50,47 @@ def test_packed_sequences_are_as_apart(model):
     packed = model(ids, cu_seq_lens_q=torch.tensor([0, 7, 8, 20])).logits
     apart = [model(part).logits for part in ids.split([7, 1, 12], dim=1)]
     assert_close(packed, torch.cat(apart, dim=1))
+
+
+@pytest.mark.parametrize("kind", ["leapformer", "leap", "softmax"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"return_seq_idx": True, "return_position_ids": False},
+        {"return_flash_attn_kwargs": True},
+    ],
+    ids=["position_ids", "seq_idx", "cu_seq_lens"],
+)
+def test_a_collator_that_packs_keeps_sequences_apart(kind, options, make_model):
+    model = make_model(kind)
+    parts = [part[0] for part in make_ids(1, 20).split([7, 1, 12], dim=1)]
+    batch = DataCollatorWithFlattening(**options)([{"input_ids": part} for part in parts])
+    apart = torch.cat([model(part[None]).logits for part in parts], dim=1)
+    labels = batch.pop("labels")
+    assert_close(model(**batch).logits, apart)
+    expected = F.cross_entropy(apart[0, :-1], labels[0, 1:])
+    assert_close(model(**batch, labels=labels).loss, expected)
+
+
+def test_positions_that_go_on_by_one_pack_nothing(make_model):
+    model = make_model("leapformer-none")
+    ids, places = make_ids(1, 9), torch.arange(30, 39)
+    out = model(ids, position_ids=places[None])
+    assert_close(out.logits, model(ids).logits)
+    assert out.past_key_values.layers[0].batch_size == 1
+
+
+def test_one_token_at_a_time_as_all_at_once_pads_included(model):
+    ids = make_ids(2, 8)
+    mask = torch.ones_like(ids)
+    mask[0, :3] = mask[1, 4] = 0
+    cache, logits = StateCache(model.config.n_layer), []
+    for i in range(8):
+        seen = {"attention_mask": mask[:, : i + 1], "past_key_values": cache}
+        logits.append(model(ids[:, i : i + 1], **seen).logits)
+    whole = model(ids, attention_mask=mask).logits
+    assert_close(torch.cat(logits, dim=1)[mask.bool()], whole[mask.bool()])
 
 
 @pytest.mark.parametrize("cut", [1, 7, 19])
@@ -110,7 +158,7 @@ def test_with_a_cache_as_without(model, shapes_unchecked):
     mask = torch.ones_like(ids)
     mask[0, :4] = 0
     options = {"attention_mask": mask, "max_new_tokens": 12, "do_sample": False}
-    for extra in ({}, {"num_beams": 3}, {"prefill_chunk_size": 4}):
+    for extra in ({}, {"num_beams": 3}, {"prefill_chunk_size": 4}, {"prefill_chunk_size": 1}):
         cached = model.generate(ids, **options, **extra)
         if "prefill_chunk_size" in extra:
             extra = {}
@@ -151,6 +199,25 @@ def test_speculative_decoding_is_greedy_decoding(model, make_model, shapes_unche
     assistant = make_model("linear", seed=3)
     assisted = model.generate(ids, max_new_tokens=40, do_sample=False, assistant_model=assistant)
     assert torch.equal(assisted, greedy)
+
+
+@pytest.mark.parametrize("kind", ["leapformer-none", "leap"])
+def test_a_draft_may_be_longer_than_what_is_kept_otherwise(kind, make_model, shapes_unchecked):
+    model, assistant = (make_model(kind, n_positions=1024, seed=seed) for seed in (0, 3))
+    ids = torch.cat([make_ids(1, 160)] * 2, dim=1)
+    greedy = model.generate(ids, max_new_tokens=3, do_sample=False)
+    assistant.generation_config.num_assistant_tokens = 150
+    assistant.generation_config.assistant_confidence_threshold = 0.0
+    assert ROLLBACK_LIMIT < 150
+    for drafts in ({"prompt_lookup_num_tokens": 150}, {"assistant_model": assistant}):
+        drafted = model.generate(
+            ids,
+            max_new_tokens=200,
+            do_sample=False,
+            stopping_criteria=[lambda ids, _: torch.tensor([ids.shape[1] >= 323])],
+            **drafts,
+        )
+        assert torch.equal(drafted[:, :323], greedy), drafts
 
 
 def test_a_perfect_assistant_is_never_cropped_and_a_bad_one_always(
@@ -236,6 +303,36 @@ def test_learned_positions_have_an_end_and_the_others_none(make_model):
         assert make_model(kind)(make_ids(1, 300)).logits.isfinite().all()
 
 
+class Distant:
+    """Positions on a device that one has to wait for, and how often they were looked at."""
+
+    device = torch.device("cuda")
+
+    def __init__(self, positions):
+        self.positions, self.shape, self.looks = positions, positions.shape, 0
+
+    def numel(self):
+        return self.positions.numel()
+
+    def max(self):
+        self.looks += 1
+        return self.positions.max()
+
+
+def test_positions_on_a_gpu_are_looked_at_only_where_they_may_be_too_many(
+    make_model, shapes_unchecked
+):
+    model = make_model("leapformer")
+    cache = model(make_ids(1, 120), use_cache=True).past_key_values
+    near, padded, beyond = (Distant(torch.arange(n, n + 9)[None]) for n in (90, 110, 120))
+    model.model._check_positions(near, None)
+    assert near.looks == 0
+    model.model._check_positions(padded, cache)  # Of the 120 tokens read, 10 were pads.
+    assert padded.looks
+    with pytest.raises(InputError, match=r"position 128 is beyond the n_positions=128"):
+        model.model._check_positions(beyond, cache)
+
+
 # Hugging Face
 
 
@@ -258,6 +355,26 @@ def test_gradient_checkpointing_changes_no_gradient(model):
     model.gradient_checkpointing_enable()
     model.train()
     assert_close(torch.autograd.grad(model(ids, labels=ids).loss, model.lm_head.weight), expected)
+
+
+@pytest.mark.parametrize("kind", ["leapformer", "leap", "leap-fastformer", "softmax"])
+@pytest.mark.parametrize("n_read", [0, 6])
+def test_gradient_checkpointing_goes_on_from_a_cache(kind, n_read, make_model):
+    """Truncated back-propagation through time: read on from a past that is not trained again."""
+    model = make_model(kind).train()
+    ids = make_ids(2, 14)
+    parameters = list(model.parameters())
+    found = []
+    for change in (model.gradient_checkpointing_disable, model.gradient_checkpointing_enable):
+        cache = StateCache(model.config.n_layer)
+        if n_read:
+            with torch.no_grad():
+                model(ids[:, :n_read], past_key_values=cache)
+        change()
+        loss = model(ids[:, n_read:], labels=ids[:, n_read:], past_key_values=cache).loss
+        found.append(torch.autograd.grad(loss, parameters, allow_unused=True))
+        assert cache.get_seq_length() == 14
+    assert_close(found[1], found[0])
 
 
 @pytest.mark.parametrize("kind", ["leapformer", "leapformer-norm", "hybrid", "leap", "leap-elu"])

@@ -1,6 +1,7 @@
 """Promises of the configurations."""
 
 import pytest
+from transformers import AutoConfig
 
 from leap.errors import ConfigError
 from leap.models import LeapConfig, LeapForCausalLM, LeapformerConfig
@@ -43,6 +44,48 @@ def test_layer_types_make_a_hybrid():
     assert config.layer_types == ["linear_attention", "full_attention"]
 
 
+def test_sliding_layers_have_windows_that_double_with_depth():
+    kinds = ["sliding_attention", "linear_attention", "sliding_attention"]
+    for config in (LeapformerConfig, LeapConfig):
+        assert config(n_layer=3, layer_types=kinds).windows == [4, None, 16]
+
+
+def test_layer_types_say_the_same_as_attention_or_nothing():
+    kinds = ["linear_attention", "full_attention"]
+    for attention in (["leap", "softmax"], ["leapformer", "softmax"]):
+        config = LeapformerConfig(n_layer=2, attention=attention, layer_types=kinds)
+        assert config.attentions == attention
+    config = LeapConfig(n_layer=2, layer_types=["full_attention"] * 2)
+    assert config.attentions == ["softmax"] * 2
+    assert config.windows == [None] * 2
+
+
+HYBRIDS = {
+    "n_layer": 3,
+    "layer_types": ["sliding_attention", "full_attention", "linear_attention"],
+}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LeapConfig(n_layer=3),
+        LeapConfig(n_layer=1),
+        LeapConfig(n_layer=3, use_local_att=False),
+        LeapConfig(**HYBRIDS),
+        LeapformerConfig(attention="softmax"),
+        LeapformerConfig(attention=["leap"] * 4),
+        LeapformerConfig(attention="cosformer", **HYBRIDS),
+    ],
+    ids=lambda config: f"{config.model_type}-{config.attention}-{config.window_sizes}",
+)
+def test_a_saved_config_is_the_same_again(config, tmp_path):
+    config.save_pretrained(tmp_path)
+    again = AutoConfig.from_pretrained(tmp_path)
+    assert type(again) is type(config)
+    assert again.to_diff_dict() == config.to_diff_dict()
+
+
 def test_a_config_survives_its_dictionary():
     for config in (LeapConfig(n_layer=3), LeapformerConfig(attention=["leap"] * 4)):
         again = type(config).from_dict(config.to_dict())
@@ -62,6 +105,26 @@ def test_a_config_survives_its_dictionary():
         ({"formulation": "leap-9"}, r"formulation='leap-9' is not known; there are additive"),
         ({"attention": "leap", "position_embedding": "rotary"}, r"use 'learned', 'sinusoidal' or"),
         ({"n_layer": 0}, r"n_layer=0 must be 1 or more"),
+        (
+            {"layer_types": ["full_atention", "linear_attention"], "n_layer": 2},
+            r"layer_types='full_atention' is not known; there are linear_attention, full_attention",
+        ),
+        (
+            {"layer_types": ["linear_attention"], "n_layer": 2},
+            r"layer_types=\['linear_attention'\] has 1 entries for n_layer=2",
+        ),
+        (
+            {"attention": ["leap", "softmax"], "layer_types": ["full_attention"] * 2, "n_layer": 2},
+            r"layer 0 has attention='leap' and layer_types='full_attention'; leave one out",
+        ),
+        (
+            {"attention": "softmax", "layer_types": ["linear_attention"], "n_layer": 1},
+            r"layer 0 has attention='softmax' and layer_types='linear_attention'; leave one out",
+        ),
+        ({"window_sizes": [4, 8], "n_layer": 2}, r"windows of LEAP layers, and .*'leapformer' has"),
+        ({"hidden_act": "relu"}, r"hidden_act='relu' is not known; there are gelu"),
+        ({"hidden_dropout_prob": 1.5}, r"hidden_dropout_prob=1.5 is a share, from 0 to below 1"),
+        ({"attention_dropout": -0.1}, r"attention_dropout=-0.1 is a share, from 0 to below 1"),
     ],
     ids=str,
 )
@@ -78,6 +141,8 @@ def test_a_width_that_does_not_divide_is_named_when_the_model_is_made():
 def test_windows_without_local_attention_are_a_contradiction():
     with pytest.raises(ConfigError, match="use_local_att=False: drop one of them"):
         LeapConfig(use_local_att=False, window_sizes=[4, 8, 16, None])
+    with pytest.raises(ConfigError, match="'sliding_attention' with use_local_att=False: drop one"):
+        LeapConfig(use_local_att=False, n_layer=1, layer_types=["sliding_attention"])
 
 
 def test_only_learned_positions_limit_the_length():

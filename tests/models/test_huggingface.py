@@ -100,6 +100,34 @@ for kind in {kinds}:
     torch.testing.assert_close(actual, expected)
 """
 
+COMPILED_WITH_PADS = """
+import torch
+from conftest import build
+
+for kind in {kinds}:
+    torch._dynamo.reset()
+    model, ids = build(kind, n_positions=9), torch.arange(1, 19).view(2, 9)
+    mask = torch.ones_like(ids)
+    mask[0, :3] = mask[1, 6] = 0
+    expected = model(ids, attention_mask=mask).logits
+    cache = model(ids[:, :2], attention_mask=mask[:, :2], use_cache=True).past_key_values
+    step = torch.compile(
+        lambda token, mask, cache: model(token, mask, past_key_values=cache).logits,
+        fullgraph=True,
+        backend="aot_eager",
+    )
+    for i in range(2, 9):
+        logits, real = step(ids[:, i : i + 1], mask[:, : i + 1], cache), mask[:, i].bool()
+        torch.testing.assert_close(logits[real, 0], expected[real, i])
+    try:
+        for i in range(2):
+            step(ids[:, :1], torch.ones(2, 10 + i), cache)
+    except RuntimeError as error:
+        assert "a position is beyond the n_positions=9" in str(error)
+    else:
+        raise AssertionError("went beyond n_positions")
+"""
+
 EXPORTED = """
 import torch
 from conftest import build
@@ -129,7 +157,9 @@ for kind in ["leapformer", "leap", "leap-fastformer"]:
 
 
 @pytest.mark.parametrize(
-    "script", [COMPILED.format(kinds=SOME), EXPORTED], ids=["compiled", "exported"]
+    "script",
+    [COMPILED.format(kinds=SOME), COMPILED_WITH_PADS.format(kinds=SOME), EXPORTED],
+    ids=["compiled", "compiled-with-pads", "exported"],
 )
 def test_the_decode_step_gives_the_same_logits(script):
     """In a process of its own: a compiler stumbles over the shape checks of this one."""

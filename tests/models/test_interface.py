@@ -2,16 +2,18 @@
 
 import pytest
 import torch
+from safetensors.torch import load_model
 from torch.testing import assert_close
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     BertConfig,
     LlamaConfig,
+    MistralConfig,
 )
 
 import leap
-from leap.errors import ConfigError
+from leap.errors import ConfigError, InputError
 
 SIZES = {
     "vocab_size": 61,
@@ -78,6 +80,38 @@ def test_proportions_learn():
     gradients = [p.grad for name, p in model.named_parameters() if "proportion" in name]
     assert gradients
     assert all(g is not None and g.abs().max() > 0 for g in gradients)
+
+
+@pytest.mark.parametrize("make", [make_bert, make_llama])
+def test_saved_proportions_are_loaded_into_a_model_that_has_their_nets(make, tmp_path):
+    model = leap.with_proportions(make())
+    model.save_pretrained(tmp_path)
+    fresh = make()
+    torch.manual_seed(1)
+    leap.with_proportions(fresh)
+    ids = make_ids(2, 12)
+    assert not torch.equal(fresh(ids)[0], model(ids)[0])
+    load_model(fresh, tmp_path / "model.safetensors")
+    assert_close(fresh(ids)[0], model(ids)[0])
+
+
+def test_a_window_is_an_error_rather_than_ignored():
+    config = MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=4)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="leapformer")
+    with pytest.raises(ConfigError, match=r"sliding_window=4 .* sees everything; set .* to None"):
+        model(make_ids(1, 9))
+    config.sliding_window = None
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="leapformer")
+    assert model(make_ids(1, 9)).logits.shape == (1, 9, 61)
+
+
+def test_packed_sequences_are_an_error_rather_than_mixed():
+    model = make_llama()
+    ids, starts = make_ids(1, 9), torch.tensor([0, 4, 9])
+    places = torch.cat([torch.arange(4), torch.arange(5)])[None]
+    for packed in ({"cu_seq_lens_q": starts}, {"position_ids": places}):
+        with pytest.raises(InputError, match=r"cu_seq_lens_q=\[0, 4, 9\].*see one another; pad"):
+            model(ids, **packed)
 
 
 def test_a_model_without_attention_is_named():

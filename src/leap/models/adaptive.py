@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from leap.errors import ConfigError
+from leap.errors import ConfigError, InputError
 from leap.models.loss import IGNORED, linear_cross_entropy
 
 
@@ -59,6 +59,8 @@ class AdaptiveEmbedding(nn.Module):
 
     def forward(self, ids: Int[Tensor, "*axes"]) -> Float[Tensor, "*axes d"]:
         """Embed tokens."""
+        if ids.device.type == "cpu" and not torch.compiler.is_compiling():
+            self._check_tokens(ids)
         weight = self.clusters.weight
         x = weight.new_zeros(*ids.shape, weight.shape[1])
         for band, projection, (start, end) in self._bands():
@@ -94,6 +96,15 @@ class AdaptiveEmbedding(nn.Module):
             )
         assert IGNORED < 0  # so that it lies in no band
         return total + linear_cross_entropy(self._query(x, 0), self._head_weight(), targets)
+
+    def _check_tokens(self, ids: Tensor) -> None:
+        n = self.bounds[-1]
+        outside = ids[(ids < 0) | (ids >= n)]
+        if outside.numel():
+            raise InputError(
+                f"token {int(outside[0])} is not among the {n} of the vocabulary, 0 to {n - 1}; "
+                "use the tokenizer that the model was trained with"
+            )
 
     def _bands(self) -> zip:  # type: ignore[type-arg]
         return zip(self.bands, self.projections, pairwise(self.bounds), strict=True)

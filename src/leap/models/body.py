@@ -28,7 +28,7 @@ from leap.ops.state import State
 
 
 class Layer(GradientCheckpointingLayer):
-    """One block of a model, which may keep its past in a cache."""
+    """One block of a model."""
 
     def __init__(self, config: LeapformerConfig, layer: int, form: Form) -> None:
         super().__init__()
@@ -39,19 +39,13 @@ class Layer(GradientCheckpointingLayer):
             norm_eps=config.layer_norm_eps,
         )
 
-    def forward(self, x: Tensor, *, past: StateLayer | None, **inputs: Any) -> Tensor:
-        """Pass tokens through, on top of the past if there is one, and add them to it."""
-        x, state = self.block(x, None if past is None else self._state(x, past), **inputs)
-        if past is not None:
-            past.put(state, x.shape[1])
-        return x
+    def forward(self, x: Tensor, state: State | None, **inputs: Any) -> tuple[Tensor, State | None]:
+        """Pass tokens through, on top of what was read before.
 
-    def _state(self, x: Tensor, past: StateLayer) -> State | None:
-        if past.state is None and past.record_past:
-            # A recording must begin before the first token, and no tokens are the way there.
-            _, past.state = self.block(x[:, :0])
-            past.activate_past_recording()
-        return past.state
+        Nothing here may change a cache: checkpointing runs it again in the backward pass.
+        """
+        y: tuple[Tensor, State | None] = self.block(x, state, **inputs)
+        return y
 
 
 class LeapformerPreTrainedModel(PreTrainedModel):
@@ -141,15 +135,13 @@ class LeapformerBody(LeapformerPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise InputError("give either input_ids or inputs_embeds")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        # Of a decoder that takes one token at a time, that token is real.
-        lone = self.form == "causal" and x.shape[1] == 1
-        key_mask = None if lone else _key_mask(attention_mask, x)
+        key_mask = _key_mask(attention_mask, x)
         if position_ids is None:
             state = None if past is None else past.layers[0].state
             position_ids = token_positions(x, state, key_mask, cu_seqlens)
         positions = position_ids.expand(x.shape[:2])
         if self.embed_positions is not None:
-            self._check_positions(positions)
+            self._check_positions(positions, past)
             x = x + self.embed_positions(positions).to(x.dtype)
         if prefix is not None:
             n = len(prefix)
@@ -160,27 +152,32 @@ class LeapformerBody(LeapformerPreTrainedModel):
                 key_mask = nn.functional.pad(key_mask, (n, 0), value=True)
 
         x = self.dropout(x)
+        inputs = {"key_mask": key_mask, "positions": positions, "cu_seqlens": cu_seqlens}
         for i, layer in enumerate(self.layers):
-            x = layer(
-                x,
-                past=None if past is None else past.layers[i],
-                key_mask=key_mask,
-                positions=positions,
-                cu_seqlens=cu_seqlens,
-            )
+            if past is None:
+                x, _ = layer(x, None, **inputs)
+            else:
+                x, state = layer(x, _state_before(layer, past.layers[i], x), **inputs)
+                past.layers[i].put(state, x.shape[1])
         return self.norm(x)
 
-    def _check_positions(self, position_ids: Tensor) -> None:
+    def _check_positions(self, positions: Tensor, past: StateCache | None) -> None:
         if self.config.position_embedding != "learned":
             return
-        if torch.compiler.is_compiling() or position_ids.device.type != "cpu":
-            return  # Looking at values would break the graph, or wait for the device.
-        if position_ids.numel() and int(position_ids.max()) >= self.config.n_positions:
-            raise InputError(
-                f"position {int(position_ids.max())} is beyond the n_positions="
-                f"{self.config.n_positions} that this model has learned; use a shorter text, or "
-                "position_embedding='rotary' or 'none', which know no limit"
-            )
+        limit, device = self.config.n_positions, positions.device.type
+        beyond = (
+            f"is beyond the n_positions={limit} that this model has learned; use a shorter text, "
+            "or position_embedding='rotary' or 'none', which know no limit"
+        )
+        if torch.compiler.is_compiling():
+            if device in ("cpu", "cuda"):  # Looking would break the graph; others cannot assert.
+                torch._assert_async((positions < limit).all(), f"a position {beyond}")
+            return
+        n_tokens = positions.shape[1] + (0 if past is None else past.get_seq_length())
+        if device != "cpu" and n_tokens <= limit:
+            return  # Looking would wait for the device, and they are few enough, pads counted.
+        if positions.numel() and int(positions.max()) >= limit:
+            raise InputError(f"position {int(positions.max())} {beyond}")
 
 
 class SinusoidalPositions(nn.Module):
@@ -198,12 +195,37 @@ class SinusoidalPositions(nn.Module):
         return torch.cat([angle.sin(), angle.cos()], dim=-1)[..., : self.hidden_size]
 
 
+def packed_at(position_ids: Tensor | None, seq_idx: Tensor | None = None) -> Tensor | None:
+    """Where the sequences packed into one row begin, and the last one ends; None if it is one.
+
+    Args:
+        position_ids: `[1, t]`, which go on by one within a sequence.
+        seq_idx: `[1, t]`, which sequence each token belongs to; goes before positions.
+    """
+    given, step = (position_ids, 1) if seq_idx is None else (seq_idx, 0)
+    if given is None or given.numel() != given.shape[-1] or torch.compiler.is_compiling():
+        return None  # There are other rows, or looking at values would break the graph.
+    starts = (given.flatten().diff() != step).nonzero().flatten() + 1
+    if not len(starts):
+        return None
+    return torch.cat([starts.new_zeros(1), starts, starts.new_tensor([given.shape[-1]])])
+
+
 def _position_embedding(config: LeapformerConfig) -> nn.Module | None:
     if config.position_embedding == "learned":
         return nn.Embedding(config.n_positions, config.hidden_size)
     if config.position_embedding == "sinusoidal":
         return SinusoidalPositions(config.hidden_size)
     return None
+
+
+def _state_before(layer: nn.Module, past: StateLayer, x: Tensor) -> State | None:
+    """What a layer goes on from."""
+    if past.state is None and past.record_past:
+        # A recording must begin before the first token, and no tokens are the way there.
+        _, past.state = layer.get_submodule("block")(x[:, :0])
+        past.activate_past_recording()
+    return past.state
 
 
 def _key_mask(attention_mask: Tensor | None, x: Tensor) -> Tensor | None:
@@ -216,6 +238,9 @@ def _key_mask(attention_mask: Tensor | None, x: Tensor) -> Tensor | None:
             f"attention_mask is {list(attention_mask.shape)}; expected [batch, tokens] of 0 and 1"
         )
     mask = attention_mask[:, -t:].bool() if t else attention_mask[:, :0].bool()
-    if not torch.compiler.is_compiling() and mask.device.type == "cpu" and bool(mask.all()):
-        return None
-    return mask
+    if torch.compiler.is_compiling():
+        return mask  # Looking at values would break the graph.
+    # On a GPU to look is to wait: once for the one token of a decoding step, where that costs less
+    # than a mask in every layer, but not in training.
+    may_look = mask.device.type == "cpu" or t == 1
+    return None if may_look and bool(mask.all()) else mask

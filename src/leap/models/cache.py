@@ -17,7 +17,7 @@ from leap.errors import FileError, InputError
 from leap.ops.state import Recurrent, State, load_states, save_states, state
 
 ROLLBACK_LIMIT = 128
-"""How many of the last tokens a recorded cache can take back: more than assistants draft."""
+"""How many of the last tokens a recorded cache can take back, and all of its last call."""
 
 
 class StateLayer(CacheLayerMixin):
@@ -34,6 +34,7 @@ class StateLayer(CacheLayerMixin):
         # Pads counted, as `generate` does. A tensor, as a compiled step must not depend on it.
         self.n_tokens = torch.zeros((), dtype=torch.long)
         self.record_past = False
+        self.rollback_limit = ROLLBACK_LIMIT
 
     def put(self, state: State | None, n_tokens: int | Tensor) -> None:
         """Keep the state after `n_tokens` more tokens."""
@@ -63,7 +64,7 @@ class StateLayer(CacheLayerMixin):
         """From now on, keep what is needed to take tokens back."""
         self.record_past = True
         if self.state is not None:
-            self.state = self.state.record(ROLLBACK_LIMIT)
+            self.state = self.state.record(self.rollback_limit)
 
     def crop(self, tokens_to_remove: int) -> None:
         """Take the last tokens back, so many as the negative number says."""
@@ -126,6 +127,12 @@ class StateCache(Cache):
 
     def __init__(self, n_layer: int) -> None:
         super().__init__(layers=[StateLayer() for _ in range(n_layer)])
+
+    def record_draft(self, n_tokens: int) -> None:
+        """Be ready to take back so many tokens more, that will be read one at a time."""
+        for layer in self.layers:
+            layer.rollback_limit = ROLLBACK_LIMIT + n_tokens
+        self.activate_past_recording()
 
     @property
     def n_bytes(self) -> int:

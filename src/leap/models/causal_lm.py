@@ -20,7 +20,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from leap.errors import FileError, InputError
 from leap.models.adaptive import AdaptiveEmbedding
-from leap.models.body import LeapformerBody, LeapformerPreTrainedModel
+from leap.models.body import LeapformerBody, LeapformerPreTrainedModel, packed_at
 from leap.models.cache import StateCache
 from leap.models.config import LeapConfig, LeapformerConfig
 from leap.models.loss import IGNORED, linear_cross_entropy
@@ -42,6 +42,7 @@ class LeapformerModel(LeapformerBody):
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         cu_seq_lens_q: Tensor | None = None,
+        seq_idx: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         """Hidden states `[b, t, hidden_size]`, and the cache.
@@ -49,17 +50,21 @@ class LeapformerModel(LeapformerBody):
         Args:
             input_ids: tokens, `[b, t]`; those after what the cache has read.
             attention_mask: 1 at real tokens and 0 at pads, of these tokens, or of all so far.
-            position_ids: where the tokens stand; by default real tokens are counted.
+            position_ids: where the tokens stand; by default real tokens are counted. In a single
+                row, without a mask or a past, a sequence begins where they do not go on by one.
             past_key_values: what an earlier call returned.
             inputs_embeds: in place of input_ids, `[b, t, hidden_size]`.
             use_cache: return a cache to go on from.
             cu_seq_lens_q: where sequences packed into one row begin, and the last one ends.
+            seq_idx: which of them each token belongs to, to the same end.
         """
         if past_key_values is not None and not isinstance(past_key_values, StateCache):
             raise InputError(
                 f"past_key_values is a {type(past_key_values).__name__}; this model goes on from a "
                 "StateCache, which it returns with use_cache=True"
             )
+        if cu_seq_lens_q is None and attention_mask is None and past_key_values is None:
+            cu_seq_lens_q = packed_at(position_ids, seq_idx)
         if use_cache and past_key_values is None:
             past_key_values = StateCache(self.config.n_layer)
         x = self.hidden_states(
@@ -170,13 +175,13 @@ class LeapformerForCausalLM(LeapformerPreTrainedModel, GenerationMixin):
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
         """Begin generation with a cache of our own kind, where none is given."""
-        given = model_kwargs.get("past_key_values")
-        if given is None and generation_config.use_cache is not False:
-            model_kwargs["past_key_values"] = StateCache(self.config.n_layer)
-            if generation_config.is_assistant:
-                model_kwargs["past_key_values"].activate_past_recording()
-        elif given is not None:
-            given._is_user_defined = True
+        cache = model_kwargs.get("past_key_values")
+        if cache is not None:
+            cache._is_user_defined = True
+        elif generation_config.use_cache is not False:
+            cache = model_kwargs["past_key_values"] = StateCache(self.config.n_layer)
+        if cache is not None and generation_config.is_assistant:
+            cache.record_draft(generation_config.max_new_tokens or 0)
 
     @staticmethod
     def create_masks_for_generate(attention_mask: Tensor | None = None, **_: Any) -> Tensor | None:

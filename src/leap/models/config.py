@@ -14,12 +14,21 @@ from transformers import PreTrainedConfig
 from leap.errors import ConfigError
 from leap.layers import Attention
 from leap.layers.additive import FORMULATIONS
-from leap.layers.attention import Form
+from leap.layers.attention import Form, one_of
 from leap.models.mechanisms import ATTENTIONS, build_attention
 from leap.ops.features import FEATURES
 
 PositionEmbedding = Literal["learned", "sinusoidal", "rotary", "alibi", "none"]
 Pooling = Literal["mean", "cls", "last"]
+
+LAYER_TYPES = {
+    "linear_attention": None,
+    "full_attention": "softmax",
+    "sliding_attention": "leap",
+}
+"""Hugging Face's words for kinds of layers, and the mechanism that they ask for."""
+FIRST_WINDOW = 4
+"""Window of a first layer that is not told its own; each layer above sees twice as far."""
 
 
 @strict
@@ -39,7 +48,8 @@ class LeapformerConfig(PreTrainedConfig):
         attention_dropout: share of scores, or of attended values, that attentions drop.
         layer_types: the same in Hugging Face's words: "linear_attention" for `attention`,
             "full_attention" for softmax, "sliding_attention" for LEAP over the layer's window.
-        window_sizes: window of each LEAP layer; None, for one or for all, sees everything.
+        window_sizes: window of each LEAP layer; None, for one or for all, sees everything. Layers
+            of type "sliding_attention" have 4, 8, 16, ... by their depth, if it is None for all.
         position_embedding: "learned" or "sinusoidal", added to embeddings; "rotary", turning the
             queries and keys of attentions that have them; "alibi", by which scores fade with
             distance, in decoders; or "none".
@@ -139,42 +149,70 @@ class LeapformerConfig(PreTrainedConfig):
                 raise ConfigError(f"{name}={getattr(self, name)} must be 1 or more")
         if self.classifier_size is not None and self.classifier_size < 1:
             raise ConfigError(f"classifier_size={self.classifier_size} must be 1 or more")
+        for name in ("hidden_dropout_prob", "attention_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} is a share, from 0 to below 1")
         choices: tuple[tuple[str, Iterable[str]], ...] = (
             ("position_embedding", get_args(PositionEmbedding)),
             ("pooling", get_args(Pooling)),
             ("feature", FEATURES),
             ("formulation", FORMULATIONS),
+            ("hidden_act", ("gelu",)),
         )
         for name, known in choices:
-            if getattr(self, name) not in known:
-                raise ConfigError(
-                    f"{name}={getattr(self, name)!r} is not known; there are {', '.join(known)}"
-                )
+            one_of(name, getattr(self, name), tuple(known))
 
     def _settle_attention(self) -> None:
         """One mechanism, window and type a layer, whichever of them were given."""
-        if self.layer_types is not None and isinstance(self.attention, str):
-            of_type = {"full_attention": "softmax", "sliding_attention": "leap"}
-            names = [of_type.get(kind, self.attention) for kind in self.layer_types]
-            if set(names) != {self.attention}:
-                self.attention = names
-        for option, names in (
+        for name in self.attentions:
+            one_of("attention", name, tuple(ATTENTIONS))
+        for name in self.attention_options:
+            one_of("attention_options", name, tuple(ATTENTIONS))
+        kinds = self.layer_types
+        if kinds is None:
+            kinds = [ATTENTIONS[name].layer_type for name in self.attentions]
+        for kind in kinds:
+            one_of("layer_types", kind, tuple(LAYER_TYPES))
+        lists: tuple[tuple[str, list[Any]], ...] = (
             ("attention", self.attentions),
-            ("attention_options", list(self.attention_options)),
-        ):
-            for name in names:
-                if name not in ATTENTIONS:
-                    raise ConfigError(
-                        f"{option}={name!r} is not known; there are {', '.join(ATTENTIONS)}"
-                    )
-        for name, given in (("attention", self.attentions), ("window_sizes", self.windows)):
+            ("layer_types", kinds),
+            ("window_sizes", self.windows),
+        )
+        for option, given in lists:
             if len(given) != self.n_layer:
                 raise ConfigError(
-                    f"{name}={given} has {len(given)} entries for n_layer={self.n_layer} layers"
+                    f"{option}={given} has {len(given)} entries for n_layer={self.n_layer} layers"
                 )
+        if isinstance(self.attention, str):
+            names = [LAYER_TYPES[kind] or self.attention for kind in kinds]
+            if set(names) != {self.attention}:
+                self.attention = names
+        for layer, (name, kind) in enumerate(zip(self.attentions, kinds, strict=True)):
+            if name != LAYER_TYPES[kind] and kind != ATTENTIONS[name].layer_type:
+                raise ConfigError(
+                    f"layer {layer} has attention={name!r} and layer_types={kind!r}; "
+                    "leave one out, or make them agree"
+                )
+        self._settle_windows([kind == "sliding_attention" for kind in kinds])
+        self._check_positions()
+        self.layer_types = [ATTENTIONS[name].layer_type for name in self.attentions]
+
+    def _settle_windows(self, sliding: list[bool]) -> None:
+        """A window for each layer that slides, if none were given."""
+        if self.window_sizes is None and any(sliding):
+            self.window_sizes = [
+                FIRST_WINDOW * 2**layer if slides else None for layer, slides in enumerate(sliding)
+            ]
         for window in self.windows:
             if window is not None and window < 1:
                 raise ConfigError(f"window_sizes={self.windows} holds {window}; give 1 or more")
+        if any(self.windows) and "leap" not in self.attentions:
+            raise ConfigError(
+                f"window_sizes={self.windows} are windows of LEAP layers, and attention="
+                f"{self.attention!r} has none; leave them out"
+            )
+
+    def _check_positions(self) -> None:
         if self.position_embedding == "rotary" and not any(
             ATTENTIONS[name].rotary for name in self.attentions
         ):
@@ -182,7 +220,6 @@ class LeapformerConfig(PreTrainedConfig):
                 f"position_embedding='rotary' turns queries and keys, and attention="
                 f"{self.attention!r} does not match them; use 'learned', 'sinusoidal' or 'none'"
             )
-        self.layer_types = [ATTENTIONS[name].layer_type for name in self.attentions]
 
 
 @strict
@@ -200,11 +237,12 @@ class LeapConfig(LeapformerConfig):
     attention_bias: bool = False
     use_local_att: bool = True
 
-    def _settle_attention(self) -> None:
-        if not self.use_local_att and self.window_sizes is not None:
-            raise ConfigError(
-                f"window_sizes={self.window_sizes} with use_local_att=False: drop one of them"
-            )
-        if self.use_local_att and self.window_sizes is None:
-            self.window_sizes = [4 * 2**layer for layer in range(self.n_layer - 1)] + [None]
-        super()._settle_attention()
+    def _settle_windows(self, sliding: list[bool]) -> None:
+        if self.use_local_att and not any(sliding):
+            sliding = [name == "leap" for name in self.attentions[:-1]] + [False]
+        elif not self.use_local_att and (any(sliding) or self.window_sizes is not None):
+            given = "layer_types='sliding_attention'"
+            if self.window_sizes is not None:
+                given = f"window_sizes={self.window_sizes}"
+            raise ConfigError(f"{given} with use_local_att=False: drop one of them")
+        super()._settle_windows(sliding)

@@ -9,6 +9,13 @@ Without the second line scores are relu(q) . relu(k); with it they are re-weight
 that small nets in each attention layer learn, which is LeaPformer. The model keeps its own cache
 of keys and values, so training and prefill are linear, and decoding costs what it did.
 
+`from_pretrained` does not know of the nets, and passes over what they have learned. So make the
+model, give it nets, and only then load its weights:
+
+    config = AutoConfig.from_pretrained(folder)
+    model = AutoModel.from_config(config, attn_implementation="leapformer")
+    safetensors.torch.load_model(leap.with_proportions(model), folder / "model.safetensors")
+
 Axes: b batch, h heads, t queries, n keys, d width of a head.
 """
 
@@ -22,6 +29,7 @@ from transformers.masking_utils import flash_attention_mask
 
 from leap.errors import ConfigError, InputError
 from leap.layers import LearnedProportion
+from leap.models.body import packed_at
 from leap.ops import linear_attention, staircase_linear_attention
 from leap.ops.features import proportional
 
@@ -31,6 +39,8 @@ M = TypeVar("M", bound=nn.Module)
 
 def with_proportions(model: M, *, hidden: int = 16) -> M:
     """Give each attention layer of a model two nets to learn proportions by; the model itself.
+
+    They begin at random. Of a saved model they are loaded afterwards, as the file's head shows.
 
     Args:
         model: one made with `attn_implementation="leapformer"`.
@@ -61,6 +71,9 @@ def attend(
     value: Float[Tensor, "b g n e"],
     attention_mask: Tensor | None,
     is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    position_ids: Tensor | None = None,
+    cu_seq_lens_q: Tensor | None = None,
     **_: Any,
 ) -> tuple[Float[Tensor, "b t h e"], None]:
     """What Hugging Face's layers call, with each group of queries sharing a key if there are fewer.
@@ -71,6 +84,18 @@ def attend(
         raise InputError(
             f"attention_mask is {list(attention_mask.shape)}; with attn_implementation='leapformer'"
             " it must be [batch, tokens]: masks of pairs have no place in linear attention"
+        )
+    if sliding_window is not None:
+        raise ConfigError(
+            f"sliding_window={sliding_window} has no place in attn_implementation='leapformer', "
+            "which sees everything; set it in the model's config to None"
+        )
+    if attention_mask is None and query.shape[2] == key.shape[2] and cu_seq_lens_q is None:
+        cu_seq_lens_q = packed_at(position_ids)
+    if cu_seq_lens_q is not None:
+        raise InputError(
+            f"cu_seq_lens_q={cu_seq_lens_q.tolist()}: with attn_implementation='leapformer' packed "
+            "sequences would see one another; pad them instead"
         )
     shared = query.shape[1] // key.shape[1]
     q = query.relu()

@@ -124,10 +124,15 @@ class Recurrent(State):
         raise InputError(f"{type(self).__name__} cannot be merged")
 
     def record(self: R, limit: int = 64) -> R:
-        """Start keeping tokens as they are read, so that the last `limit` can be taken back."""
+        """Start keeping tokens as they are read, so that the last `limit` can be taken back.
+
+        What one call reads is kept whole until the next, however long. A state that is recorded
+        already keeps what it has, and from now on as much as `limit` says.
+        """
         if limit < 1:
             raise InputError(f"record(limit={limit}) could take nothing back; give 1 or more")
-        return replace(self, trail=Trail(replace(self, trail=None), {}, limit))
+        trail = self.trail or Trail(replace(self, trail=None), {}, limit)
+        return replace(self, trail=replace(trail, limit=limit))
 
     def after(self: R, earlier: "Recurrent | None", **tokens: Tensor) -> R:
         """This state, got from `earlier` by reading `tokens`, with the trail of `earlier`."""
@@ -169,7 +174,8 @@ class Trail:
         old = self.tokens or {name: x[:, :, :0] for name, x in new.items()}
         tokens = {name: torch.cat([old[name], x], dim=2) for name, x in new.items()}
         # Let as many again gather before they sink, or each token would be read twice at once.
-        n_sunk = next(iter(tokens.values())).shape[2] - self.limit
+        n_new, n_all = (next(iter(each.values())).shape[2] for each in (new, tokens))
+        n_sunk = n_all - max(self.limit, n_new)
         if n_sunk <= self.limit:
             return replace(self, tokens=tokens)
         base = self.base.advance(**{name: x[:, :, :n_sunk] for name, x in tokens.items()})
