@@ -204,6 +204,22 @@ def test_generation_is_the_same_with_a_cache_as_without(kind):
         assert cached.tolist() == model.generate(source, use_cache=False, **options).tolist()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_pads_before_what_was_written_change_nothing_one_token_at_a_time(kind):
+    model = make_model(kind)
+    source, target = make_source(7), make_source(5)
+    mask = torch.ones_like(target)
+    mask[0, :2] = 0
+    whole = call(model, source, target, decoder_attention_mask=mask)
+    past, steps = None, []
+    for i in range(5):
+        given = {"decoder_attention_mask": mask[:, : i + 1], "past_key_values": past}
+        out = model(source, decoder_input_ids=target[:, i : i + 1], use_cache=True, **given)
+        past = out.past_key_values
+        steps.append(out.logits)
+    assert_close(torch.cat(steps, dim=1)[mask.bool()], whole[mask.bool()])
+
+
 def test_speech_can_be_generated_from():
     model = make_model(speech=True)
     source = make_source(22, speech=True)

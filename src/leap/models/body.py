@@ -135,7 +135,7 @@ class LeapformerBody(LeapformerPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise InputError("give either input_ids or inputs_embeds")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        key_mask = _key_mask(attention_mask, x)
+        key_mask = real_tokens(attention_mask, x)
         if position_ids is None:
             state = None if past is None else past.layers[0].state
             position_ids = token_positions(x, state, key_mask, cu_seqlens)
@@ -228,7 +228,7 @@ def _state_before(layer: nn.Module, past: StateLayer, x: Tensor) -> State | None
     return past.state
 
 
-def _key_mask(attention_mask: Tensor | None, x: Tensor) -> Tensor | None:
+def real_tokens(attention_mask: Tensor | None, x: Tensor) -> Tensor | None:
     """True at the real ones of these tokens; None where all are."""
     t = x.shape[1]
     if attention_mask is None:
