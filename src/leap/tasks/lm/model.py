@@ -23,7 +23,7 @@ from leap.models import (
     LeapformerForCausalLM,
     presets,
 )
-from leap.models.config import PositionEmbedding
+from leap.models.config import FIRST_WINDOW, PositionEmbedding
 from leap.tasks.files import check_weights
 from leap.tasks.lm.tokenizer import TextTokenizer, load_tokenizer
 from leap.training import quiet
@@ -32,7 +32,6 @@ from leap.training.folder import read_json
 BASELINE = "gpt2"
 SIZES = {"hidden_size": 128, "n_layer": 6, "n_heads": 4}
 """What a model measures unless told otherwise: LEAP's own experiments."""
-FIRST_WINDOW = 4
 
 
 @dataclass(frozen=True, kw_only=True)
