@@ -156,12 +156,13 @@ def test_a_microphone_gives_what_a_file_gives(speech_run, tmp_path, tone, monkey
         assert stopped()
 
     monkeypatch.setattr(live, "listen", listen)
+    usual = signal.getsignal(signal.SIGINT)
     main([*command, "--microphone", "--device", "3"])
     shown = capsys.readouterr()
     assert shown.out == expected and shown.out.strip()
     assert "ms behind" in shown.err
     assert asked == {"rate": 16000, "milliseconds": 320, "device": "3"}
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is usual
 
 
 def test_silence_ends_without_a_word(speech_run, tmp_path):
