@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import Trainer, TrainingArguments
 
 from leap.models import LeapConfig, LeapForCausalLM, LeapformerConfig, LeapformerForCausalLM
 
@@ -65,3 +66,33 @@ def model(request):
 def make_model():
     """To make one of a certain kind."""
     return build
+
+
+@pytest.fixture
+def assert_parts_teach_as_a_whole(tmp_path, shapes_unchecked):
+    def check(make_model, rows):
+        """Train on batches of 4, whole and one by one: the same losses, which fall."""
+        losses = []
+        for parts in (1, 4):
+            trainer = Trainer(
+                model=make_model(),
+                args=TrainingArguments(
+                    tmp_path / str(parts),
+                    max_steps=6,
+                    per_device_train_batch_size=4 // parts,
+                    gradient_accumulation_steps=parts,
+                    learning_rate=1e-2,
+                    logging_steps=1,
+                    remove_unused_columns=False,
+                    report_to=[],
+                    disable_tqdm=True,
+                    use_cpu=True,
+                ),
+                train_dataset=rows,
+            )
+            trainer.train()
+            losses.append([row["loss"] for row in trainer.state.log_history if "loss" in row])
+        assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+        assert losses[0][-1] < losses[0][0]
+
+    return check

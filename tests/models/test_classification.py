@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch.testing import assert_close
-from transformers import AutoModelForSequenceClassification, Trainer, TrainingArguments
+from transformers import AutoModelForSequenceClassification
 
 import leap
 from leap.errors import ConfigError, InputError
@@ -297,29 +297,9 @@ def test_gradient_checkpointing_changes_nothing():
 
 
 @pytest.mark.filterwarnings("ignore:.*pin_memory")
-def test_the_trainer_trains_it_in_whole_or_in_parts_alike(tmp_path, shapes_unchecked):
+def test_the_trainer_trains_it_in_whole_or_in_parts_alike(assert_parts_teach_as_a_whole):
     rows = [{"input_ids": ids, "labels": ids.sum() % 3} for ids in make_ids(12, 7)]
-    losses = []
-    for parts in (1, 4):
-        trainer = Trainer(
-            model=build().float(),
-            args=TrainingArguments(
-                tmp_path / str(parts),
-                max_steps=6,
-                per_device_train_batch_size=4 // parts,
-                gradient_accumulation_steps=parts,
-                learning_rate=1e-2,
-                logging_steps=1,
-                report_to=[],
-                disable_tqdm=True,
-                use_cpu=True,
-            ),
-            train_dataset=rows,
-        )
-        trainer.train()
-        losses.append([row["loss"] for row in trainer.state.log_history if "loss" in row])
-    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
-    assert losses[0][-1] < losses[0][0]
+    assert_parts_teach_as_a_whole(lambda: build().float(), rows)
 
 
 # Settings

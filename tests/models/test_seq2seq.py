@@ -7,8 +7,6 @@ from transformers import (
     AutoConfig,
     AutoModelForSeq2SeqLM,
     AutoModelForSpeechSeq2Seq,
-    Trainer,
-    TrainingArguments,
 )
 
 from leap.errors import ConfigError, InputError
@@ -316,34 +314,13 @@ def test_parts_of_a_batch_add_up_to_it_the_transcript_too(parts):
 
 
 @pytest.mark.filterwarnings("ignore:.*pin_memory")
-def test_the_trainer_teaches_a_transcript_in_whole_or_in_parts_alike(tmp_path, shapes_unchecked):
+def test_the_trainer_teaches_a_transcript_in_whole_or_in_parts_alike(assert_parts_teach_as_a_whole):
     source = make_source(40, speech=True, batch=4).float()
     rows = [
         {"input_features": frames, "labels": labels, "transcript": transcript}
         for frames, labels, transcript in zip(source, *CTC_ROWS.values(), strict=True)
     ]
-    losses = []
-    for parts in (1, 4):
-        trainer = Trainer(
-            model=make_model(speech=True, ctc_weight=0.5).float(),
-            args=TrainingArguments(
-                tmp_path / str(parts),
-                max_steps=4,
-                per_device_train_batch_size=4 // parts,
-                gradient_accumulation_steps=parts,
-                learning_rate=1e-2,
-                logging_steps=1,
-                remove_unused_columns=False,
-                report_to=[],
-                disable_tqdm=True,
-                use_cpu=True,
-            ),
-            train_dataset=rows,
-        )
-        trainer.train()
-        losses.append([row["loss"] for row in trainer.state.log_history if "loss" in row])
-    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
-    assert losses[0][-1] < losses[0][0]
+    assert_parts_teach_as_a_whole(lambda: make_model(speech=True, ctc_weight=0.5).float(), rows)
 
 
 @pytest.mark.parametrize("speech", [False, True], ids=["text", "speech"])

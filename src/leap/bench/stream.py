@@ -14,6 +14,7 @@ costs the same whatever they hold. A step copies them as it takes new ones in; t
 Every step begins from the same states, so that nothing grows from turn to turn.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -132,7 +133,7 @@ def _results(config: StreamBenchConfig, progress: Progress) -> Iterator[StreamRe
         yield from _measure(config, source, steps)
 
 
-class Source:
+class Source(ABC):
     """What arrives, a step at a time, and the models that translate it.
 
     Args:
@@ -168,20 +169,20 @@ class Source:
         drawn = torch.randint(4, self.config.vocabulary, (1, n), generator=self.random)
         return drawn.to(self.config.chosen_device())
 
+    @abstractmethod
     def n_states(self, length: int) -> int:
         """States of the encoder after so much of the source."""
-        raise NotImplementedError
 
+    @abstractmethod
     def draw(self, n_states: int) -> Tensor:
         """A source of so many states, as a model reads it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def arrive(self) -> Tensor:
         """What a step reads, made of what arrives."""
-        raise NotImplementedError
 
-    def _build(self, settings: dict[str, Any]) -> LeapformerForSeq2SeqLM:
-        raise NotImplementedError
+    @abstractmethod
+    def _build(self, settings: dict[str, Any]) -> LeapformerForSeq2SeqLM: ...
 
 
 class Text(Source):

@@ -28,7 +28,7 @@ from leap.tasks.simul.metrics import Instance, Scores, read_instances, score
 from leap.tasks.simul.policies import WaitK
 from leap.tasks.simul.prepare import PrepareConfig, prepare
 from leap.tasks.simul.simuleval import write_simuleval
-from leap.tasks.simul.stream import LONGEST_WORD, load_interpreter
+from leap.tasks.simul.stream import LONGEST_WORD, load_trained
 
 pytestmark = pytest.mark.usefixtures("shapes_unchecked")  # Thousands of small steps.
 
@@ -66,7 +66,7 @@ def test_an_evaluation_leaves_scores_logs_and_a_curve(numbers, run, tmp_path):
 
 def test_pools_give_the_words_and_delays_of_streams_alone(numbers, run):
     sentences = numbers.sentences("test")[:5]
-    interpreter = load_interpreter(run, "wait-2")
+    interpreter = load_trained(run).interpreter("wait-2")
     alone, pooled = (translate(interpreter, sentences, batch=size) for size in (1, 3))
     assert told(alone) == told(pooled)
     assert [each.index for each in pooled] == list(range(5))
@@ -106,7 +106,7 @@ def test_simuleval_with_our_agent_gives_the_same_for_speech(numbers, random_run,
         sentences.append(Sentence("", "eins zwei drei", id=str(i), audio=Audio(path), n_frames=i))
     config = EvalConfig(run=run)
     theirs = run_simuleval(config, sentences, "wait-1/4", tmp_path / "scores")
-    ours = translate(load_interpreter(run, "wait-1/4"), sentences, batch=1)
+    ours = translate(load_trained(run).interpreter("wait-1/4"), sentences, batch=1)
     assert told(theirs[:2]) == told(ours[:2])
     # Another rate is resampled as it comes, so words may come a segment later.
     assert theirs[2].prediction == ours[2].prediction
@@ -143,7 +143,7 @@ def make_spoken(path, n):
 
 def test_latency_with_computing_is_told_where_it_was_measured(spoken):
     run, sentences = spoken
-    alone = score(translate(load_interpreter(run, "wait-1/4"), sentences, batch=1))
+    alone = score(translate(load_trained(run).interpreter("wait-1/4"), sentences, batch=1))
     first, added, real = tables([Evaluated("wait-1/4", alone, 1.0, 0.5)])
     assert first.columns[-1] == "RTF" and first.rows[0][-1] == "0.500"
     for table in (added, real):
@@ -154,7 +154,7 @@ def test_latency_with_computing_is_told_where_it_was_measured(spoken):
 
 def test_computing_is_timed_of_all_sentences_or_of_none(spoken):
     run, sentences = spoken
-    interpreter = load_interpreter(run, "wait-1/4")
+    interpreter = load_trained(run).interpreter("wait-1/4")
     for batch, is_timed in ((1, True), (2, False), (64, False)):
         found = translate(interpreter, sentences, batch=batch)
         assert {each.is_timed for each in found} == {is_timed}
@@ -206,11 +206,11 @@ def test_a_run_is_evaluated_as_it_was_trained(numbers, random_run, tmp_path):
     random_run(run / "model", numbers.vocabulary)
     (run / "config.json").write_text('{"ratio": 2, "chunk_sizes": [6, 3, 0]}')
     for folder in (run, run / "model"):
-        interpreter = load_interpreter(folder, "wait-3")
+        interpreter = load_trained(folder).interpreter("wait-3")
         assert interpreter.policy == WaitK(3, 2) and interpreter.chunk_size == 3
-        assert load_interpreter(folder, "wait-3/1").policy == WaitK(3, 1)
-    assert load_interpreter(run, "offline").chunk_size == 0
-    assert load_interpreter(run, "wait-3", chunk_size=1).chunk_size == 1
+        assert load_trained(folder).interpreter("wait-3/1").policy == WaitK(3, 1)
+    assert load_trained(run).interpreter("offline").chunk_size == 0
+    assert load_trained(run).interpreter("wait-3", chunk_size=1).chunk_size == 1
     config = {"run": run, "data": numbers.folder, "limit": 1, "waits": (3,)}
     policies = ("wait-2", "wait-2/1")
     found = evaluate(EvalConfig(**config, policies=policies, output=tmp_path / "its"))
@@ -218,10 +218,10 @@ def test_a_run_is_evaluated_as_it_was_trained(numbers, random_run, tmp_path):
     (found,) = evaluate(EvalConfig(**config, ratio=1, output=tmp_path / "other"))
     assert found.name == "wait-3/1"  # As wait-3 is another of this run.
     (run / "config.json").write_text('{"ratio": 2, "chunk_sizes": [6, 3]}')
-    assert load_interpreter(run, "offline").chunk_size == 6
+    assert load_trained(run).interpreter("offline").chunk_size == 6
     (run / "config.json").write_text('{"ratio": null, "chunk_sizes": null}')
-    assert load_interpreter(run, "wait-3").policy == WaitK(3, 1)
-    assert load_interpreter(run, "wait-3").chunk_size == 1
+    assert load_trained(run).interpreter("wait-3").policy == WaitK(3, 1)
+    assert load_trained(run).interpreter("wait-3").chunk_size == 1
 
 
 def test_what_is_read_as_a_whole_has_no_resets(digits, digits_run, tmp_path, capsys):
@@ -298,7 +298,7 @@ def test_sentences_without_a_translation_are_told(monkeypatch, capsys, tmp_path)
 
 def test_text_in_long_form_is_one_stream(numbers, run):
     sentences = numbers.sentences("test")[4:8]
-    interpreter = load_interpreter(run, "wait-2")
+    interpreter = load_trained(run).interpreter("wait-2")
     found = translate_long(interpreter, sentences)
     source = [word for sentence in sentences for word in sentence.source.split()]
     stream = interpreter.stream()
@@ -323,7 +323,7 @@ def test_text_in_long_form_is_one_stream(numbers, run):
 
 def test_speech_in_long_form_has_pauses(spoken):
     run, sentences = spoken
-    interpreter = load_interpreter(run, "wait-1/4")
+    interpreter = load_trained(run).interpreter("wait-1/4")
     found = translate_long(interpreter, sentences, pause=100)
     silence = np.zeros(1600, np.float32)
     sounds = [sound_of(sentence, 16000) for sentence in sentences]
@@ -349,7 +349,7 @@ def test_speech_in_long_form_has_pauses(spoken):
 
 def test_computing_in_a_long_stream_overlaps_with_listening(spoken, monkeypatch):
     run, sentences = spoken
-    interpreter = load_interpreter(run, "offline")  # One word, or a few, after many steps.
+    interpreter = load_trained(run).interpreter("offline")  # One word, or a few, after many steps.
     clock = iter(range(10**6))
     # Each look at the clock is a tenth of a second after the one before.
     monkeypatch.setattr("leap.tasks.simul.longform.time.perf_counter", lambda: next(clock) / 10)

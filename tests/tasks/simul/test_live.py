@@ -15,7 +15,7 @@ from leap.tasks.simul import live
 from leap.tasks.simul.audio import read_sound, write_sound
 from leap.tasks.simul.live import Ended, StreamConfig, Written, translate
 from leap.tasks.simul.microphone import Heard
-from leap.tasks.simul.stream import load_interpreter
+from leap.tasks.simul.stream import load_trained
 
 pytestmark = pytest.mark.usefixtures("shapes_unchecked")
 LINES = ["one hundred and nine", "", "seven"]
@@ -41,7 +41,7 @@ def words(events):
 
 
 def spoken(run, lines, policy="wait-2"):
-    stream = load_interpreter(run, policy).stream()
+    stream = load_trained(run).interpreter(policy).stream()
     return [stream.push(line) + stream.finish() for line in lines]
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from leap.errors import ConfigError
 from leap.tasks.simul.audio import Resampler
-from leap.tasks.simul.stream import Interpreter, load_interpreter
+from leap.tasks.simul.stream import Interpreter, load_trained
 
 try:
     from simuleval.agents import AgentStates, SpeechToTextAgent, TextToTextAgent
@@ -72,8 +72,8 @@ class _Streaming:
     interpreter: Interpreter
 
     def __init__(self, args: Namespace) -> None:
-        self.interpreter = load_interpreter(
-            Path(args.run), args.policy, chunk_size=args.chunk_size, reset=args.reset
+        self.interpreter = load_trained(Path(args.run)).interpreter(
+            args.policy, chunk_size=args.chunk_size, reset=args.reset
         )
         wants = "text" if self.interpreter.extractor is None else "speech"
         if wants != self.source_type:  # type: ignore[attr-defined]

@@ -22,7 +22,7 @@ from leap.tasks.simul.audio import read_sound
 from leap.tasks.simul.metrics import Amount, length_adaptive_average_lagging
 from leap.tasks.simul.microphone import Heard, listen
 from leap.tasks.simul.policies import Offline
-from leap.tasks.simul.stream import Interpreter, Stream, load_interpreter
+from leap.tasks.simul.stream import Interpreter, Stream, load_trained
 
 LONG = 200
 """States after which what comes from a microphone begins anew, unless told: 16 seconds of 80 ms."""
@@ -113,8 +113,8 @@ def translate(
     reset = config.reset
     if reset is None and config.microphone and config.policy != Offline().name:
         reset = LONG
-    interpreter = load_interpreter(
-        config.run, config.policy, chunk_size=config.chunk_size, reset=reset
+    interpreter = load_trained(config.run).interpreter(
+        config.policy, chunk_size=config.chunk_size, reset=reset
     )
     is_sound = config.microphone or config.sound is not None
     if (interpreter.extractor is not None) != is_sound:

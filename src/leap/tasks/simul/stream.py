@@ -570,25 +570,6 @@ class Trained:
         )
 
 
-def load_interpreter(
-    run: Path,
-    policy: str | Policy,
-    *,
-    chunk_size: int | None = None,
-    longest: float = 2.0,
-    reset: int | None = None,
-) -> Interpreter:
-    """The model of a run folder, with a policy.
-
-    Args:
-        run: the run folder, or the folder of its model.
-        policy, chunk_size, longest, reset: see `Trained.interpreter`.
-    """
-    return load_trained(run).interpreter(
-        policy, chunk_size=chunk_size, longest=longest, reset=reset
-    )
-
-
 def load_trained(run: Path) -> Trained:
     """The model of a run folder, or of the folder of its model."""
     model, vocabulary = load_run(run)
