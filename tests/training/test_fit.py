@@ -1,6 +1,7 @@
 from dataclasses import replace
 from importlib import import_module
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset
@@ -209,14 +210,32 @@ def test_there_is_a_log_for_tensorboard(tmp_path):
 
 
 def test_each_pass_shows_everything_once_in_an_order_of_its_own():
-    rows = Shuffled(Counting(), 20, 1)
+    rows = Shuffled(Counting(), 5, 4, 1)
     shown = [int(rows[i]["input_ids"][0]) for i in range(20)]
     assert sorted(shown[:10]) == sorted(shown[10:]) == list(range(10))
     assert shown[:10] != shown[10:]
-    again = Shuffled(Counting(), 20, 1)
+    again = Shuffled(Counting(), 5, 4, 1)
     assert int(again[13]["input_ids"][0]) == shown[13]  # Wherever one begins.
-    other = [int(Shuffled(Counting(), 20, 2)[i]["input_ids"][0]) for i in range(10)]
+    other = [int(Shuffled(Counting(), 5, 4, 2)[i]["input_ids"][0]) for i in range(10)]
     assert other != shown[:10]
+
+
+def test_batches_are_of_about_one_length_and_shuffled(monkeypatch):
+    lengths = np.array([9, 1, 5, 2, 8, 3, 7, 4, 6, 0])
+    rows = Shuffled(Counting(), 5, 4, 1, lengths)
+    shown = np.array([int(rows[i]["input_ids"][0]) for i in range(20)])
+    assert sorted(shown) == sorted([*range(10)] * 2)  # Two passes, which share a batch.
+    batches = lengths[shown].reshape(5, 4)
+    assert (np.ptp(batches, axis=1) <= 2).all()
+    assert batches.min(axis=1).tolist() != sorted(batches.min(axis=1))
+    again = Shuffled(Counting(), 5, 4, 1, lengths)
+    assert int(again[13]["input_ids"][0]) == shown[13]
+    monkeypatch.setattr(Shuffled, "SPAN", 2)
+    spans = Shuffled(Counting(), 5, 4, 1, lengths)
+    shown = [int(spans[i]["input_ids"][0]) for i in range(20)]
+    plain = [int(Shuffled(Counting(), 5, 4, 1)[i]["input_ids"][0]) for i in range(20)]
+    for start in (0, 8, 16):  # Sorted among those of two batches, the last being one.
+        assert sorted(shown[start : start + 8]) == sorted(plain[start : start + 8])
 
 
 def test_curves_are_drawn(tmp_path):

@@ -9,8 +9,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import PartialState
+from jaxtyping import Int
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
@@ -92,6 +94,7 @@ def fit(
     collate: Collate | None = None,
     measure: Measure | None = None,
     shuffle: bool = True,
+    lengths: Int[np.ndarray, " n"] | None = None,
 ) -> Fitted:
     """Train a model, or go on with it from the folder's last checkpoint.
 
@@ -108,15 +111,19 @@ def fit(
         measure: what to choose the best checkpoint by, rather than the held-out loss.
         shuffle: take the training examples pass after pass, each in an order of its own. Without
             it they are those of the whole run, in order.
+        lengths: of the training examples; those of a batch are then of about one length, so that
+            little has to be filled up.
     """
     n_items = len(train)  # type: ignore[arg-type]
     n_steps = recipe.n_steps(n_items)
     arguments = _arguments(recipe, folder, n_steps, measure)
     watch = _Watch(progress, measure)
+    if shuffle:
+        train = Shuffled(train, n_steps, recipe.batch, recipe.seed, lengths)
     trainer = Trainer(
         model=model,
         args=arguments,
-        train_dataset=(Shuffled(train, n_steps * recipe.batch, recipe.seed) if shuffle else train),
+        train_dataset=train,
         eval_dataset=held_out,
         data_collator=collate,
         compute_metrics=None if measure is None else partial(_score, measure),
@@ -164,26 +171,59 @@ class Shuffled(Dataset[Example]):
 
     Args:
         data: the examples of one pass.
-        n_items: how many examples the run takes.
+        n_steps: how many batches the run takes.
+        batch: examples in each.
         seed: of the orders.
+        lengths: of the examples, to make batches of about one length: the examples of `SPAN`
+            batches are sorted among them, and the batches shuffled again.
     """
 
-    def __init__(self, data: Dataset[Example], n_items: int, seed: int) -> None:
+    SPAN = 64
+
+    def __init__(
+        self,
+        data: Dataset[Example],
+        n_steps: int,
+        batch: int,
+        seed: int,
+        lengths: Int[np.ndarray, " n"] | None = None,
+    ) -> None:
         self.data = data
-        self.n_items = n_items
+        self.n_steps = n_steps
+        self.batch = batch
         self.seed = seed
-        self._order: tuple[int, list[int]] = (-1, [])
+        self.lengths = lengths
+        self._span: tuple[int, list[int]] = (-1, [])
 
     def __len__(self) -> int:
-        return self.n_items
+        return self.n_steps * self.batch
 
     def __getitem__(self, index: int) -> Example:
+        n_span, place = divmod(index, self.SPAN * self.batch)
+        if self._span[0] != n_span:
+            self._span = n_span, self._choose(n_span)
+        return self.data[self._span[1][place]]
+
+    def _choose(self, n_span: int) -> list[int]:
+        """The examples of some batches, as one after another takes them."""
+        start = n_span * self.SPAN * self.batch
+        stop = min(start + self.SPAN * self.batch, len(self))
         size = len(self.data)  # type: ignore[arg-type]
-        n_pass, place = divmod(index, size)
-        if self._order[0] != n_pass:
-            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + n_pass)
-            self._order = n_pass, torch.randperm(size, generator=generator).tolist()
-        return self.data[self._order[1][place]]
+        passes = range(start // size, (stop - 1) // size + 1)
+        chosen = torch.cat([self._order(i, size) for i in passes])
+        chosen = chosen[start - passes[0] * size :][: stop - start]
+        if self.lengths is not None:
+            lengths = torch.from_numpy(self.lengths)[chosen]
+            batches = chosen[lengths.argsort(stable=True)].view(-1, self.batch)
+            mixed = torch.randperm(len(batches), generator=self._generator(-1 - n_span))
+            chosen = batches[mixed].flatten()
+        return chosen.tolist()
+
+    def _order(self, n_pass: int, size: int) -> Tensor:
+        return torch.randperm(size, generator=self._generator(n_pass))
+
+    def _generator(self, n: int) -> torch.Generator:
+        return torch.Generator().manual_seed(self.seed * 1_000_003 + n)
 
 
 def _try_mean(

@@ -209,6 +209,23 @@ def test_some_examples_are_the_same_for_all_and_of_every_class(tiny_data):
     assert set(labels) == {0, 1}
     assert labels == [int(some(data, 10)[i]["labels"]) for i in range(10)]
     assert len(some(data, None)) == len(some(data, 99)) == len(data)
+    lengths = [len(chosen[i]["input_ids"]) for i in range(10)]
+    assert lengths == sorted(lengths) and lengths[0] < lengths[-1]
+
+
+def test_batches_are_grouped_by_length_unless_told_otherwise(tiny, tmp_path, monkeypatch):
+    seen = {}
+
+    def collate(self, items, call=Collator.__call__):
+        batch = call(self, items)
+        seen[grouped].append(batch["attention_mask"].float().mean().item())
+        return batch
+
+    monkeypatch.setattr(Collator, "__call__", collate)
+    for grouped in (True, False):
+        seen[grouped] = []
+        train(tiny(group_by_length=grouped, output=tmp_path / str(grouped)))
+    assert sum(seen[True]) > sum(seen[False])
 
 
 # Budgets

@@ -10,15 +10,18 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
+from statistics import mean
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils.data import Dataset
 
 from leap.errors import ConfigError, FileError
-from leap.tasks.lra.data import Collator, load_task
+from leap.tasks.lra.data import Collator, TaskDataset, load_task
 from leap.tasks.lra.model import paper
 from leap.tasks.lra.runs import (
+    RunConfig,
     Settings,
     Variant,
     build_model,
@@ -34,8 +37,8 @@ from leap.training.folder import read_json, write_json
 Say = Callable[[str], None]
 """Told what the user should know before the runs begin."""
 MOST_STEPS = 1_000_000
-TIMED_STEPS = 5
-"""Steps of each model that are timed; the first, which warms up, does not count."""
+TIMED_STEPS = 4
+"""Steps of each model that are timed, after one that warms up."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,7 @@ def _settings(config: Settings) -> dict[str, Any]:
     """What the time of a step, a look or a test depends on, besides the model."""
     names = ("budget", "accumulate", "evaluate_every", "valid_examples", "test_examples", "bf16")
     return {
-        **{name: getattr(config, name) for name in names},
+        **{name: getattr(config, name) for name in (*names, "group_by_length")},
         "batch": config.recipe(1, 0)["batch"],
         "data": digest(load_task(config.task, config.data)),
     }
@@ -150,6 +153,16 @@ def _as_json(times: dict[str, Times]) -> dict[str, Any]:
     return {name: asdict(taken) for name, taken in times.items()}
 
 
+def _spread(run: RunConfig, data: TaskDataset, collate: Collator) -> list[dict[str, Tensor]]:
+    """Batches as the run will have them: if they are grouped by length, of all lengths alike."""
+    starts: Sequence[int] = range(0, TIMED_STEPS * run.at_once, run.at_once)
+    examples: Dataset[dict[str, Tensor]] = data
+    if run.group_by_length:
+        examples = some(data, None)
+        starts = [(2 * i + 1) * len(data) // (2 * TIMED_STEPS) for i in range(TIMED_STEPS)]
+    return [make_batch(examples, collate, run.at_once, start) for start in starts]
+
+
 def _time(config: Settings, variant: Variant) -> Times:
     (run, *_) = run_configs(config, [variant], 1)
     data = open_splits(run)
@@ -157,9 +170,9 @@ def _time(config: Settings, variant: Variant) -> Times:
     device = processes().device
     model = build_model(run, data["train"]).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=run.learning_rate, fused=True)
+    batches = _spread(run, data["train"], collate)
     steps, passes = [], []
-    for i in range(TIMED_STEPS):
-        batch = make_batch(data["train"], collate, run.at_once, start=i * run.at_once)
+    for batch in [batches[0], *batches]:
         batch = {name: x.to(device) for name, x in batch.items()}
         model.train()
         begun, _ = now(device)
@@ -178,13 +191,13 @@ def _time(config: Settings, variant: Variant) -> Times:
         passed, _ = now(device)
         steps.append((trained - begun) * run.accumulate)
         passes.append((passed - trained) / run.at_once)
-    an_example = median(passes[1:])
+    an_example = mean(passes[1:])
     looked_at = {
         split: len(some(data[split], count))  # type: ignore[arg-type]
         for split, count in (("valid", run.valid_examples), ("test", run.test_examples))
     }
     return Times(
-        step=median(steps[1:]),
+        step=mean(steps[1:]),
         look=an_example * looked_at["valid"],
         test=an_example * looked_at["test"],
     )

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
@@ -124,6 +125,12 @@ class TaskDataset(Dataset[dict[str, Tensor]]):
     def examples(self) -> Examples:
         """The arrays on disk. In tasks with padding, a token there is less by 1 than its id."""
         return self._examples
+
+    @property
+    def lengths(self) -> Int[np.ndarray, " n"]:
+        """Tokens of each example; of a pair, those of the longer text."""
+        inputs, second = self._examples.inputs, self._examples.inputs_b
+        return inputs.lengths if second is None else np.maximum(inputs.lengths, second.lengths)
 
     def __len__(self) -> int:
         return len(self._examples)

@@ -63,6 +63,9 @@ class Settings:
     """Examples of the test set to look at. [all]"""
     bf16: bool = False
     """Compute in bfloat16 where that is safe."""
+    group_by_length: bool = True
+    """Make batches of inputs of about one length, so that little is filled up: on texts, twice as
+    fast and more."""
     data: Path = DATA
     """Folder of prepared tasks."""
     output: Path = RUNS
@@ -126,6 +129,7 @@ class RunConfig(Recipe):
     """Of the model's config."""
     valid_examples: int | None
     test_examples: int | None
+    group_by_length: bool
     data: Path
     output: Path
 
@@ -151,6 +155,7 @@ def run_configs(config: Settings, variants: Sequence[Variant], steps: int) -> li
             changes=model | variant.changes,
             valid_examples=config.valid_examples,
             test_examples=config.test_examples,
+            group_by_length=config.group_by_length and TASKS[config.task].pad_id is not None,
             data=config.data,
             output=config.output / config.task / variant.name / f"seed-{seed}",
         )
@@ -165,13 +170,14 @@ def build_model(run: RunConfig, data: TaskDataset) -> LeapformerForSequenceClass
     return LeapformerForSequenceClassification(config)
 
 
-def some(data: Dataset[dict[str, Tensor]], count: int | None) -> Dataset[dict[str, Tensor]]:
-    """So many of the examples, the same for every run; files may have them sorted by class."""
-    size = len(data)  # type: ignore[arg-type]
-    if count is None or count >= size:
-        return data
-    order = torch.randperm(size, generator=torch.Generator().manual_seed(0))
-    return Subset(data, order[:count].tolist())
+def some(data: TaskDataset, count: int | None) -> Dataset[dict[str, Tensor]]:
+    """So many of the examples, the same for every run; files may have them sorted by class.
+
+    Short ones come first, so that batches of them have little to fill up.
+    """
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:count]
+    lengths = torch.from_numpy(data.lengths)[order]
+    return Subset(data, order[lengths.argsort(stable=True)].tolist())
 
 
 def open_splits(run: RunConfig) -> dict[str, TaskDataset]:
@@ -180,10 +186,11 @@ def open_splits(run: RunConfig) -> dict[str, TaskDataset]:
 
 
 def make_batch(
-    data: TaskDataset, collate: Collator, size: int, start: int = 0
+    data: Dataset[dict[str, Tensor]], collate: Collator, size: int, start: int = 0
 ) -> dict[str, Tensor]:
     """So many examples of the data from `start` on, beginning anew where it ends."""
-    return collate([data[i % len(data)] for i in range(start, start + size)])
+    n = len(data)  # type: ignore[arg-type]
+    return collate([data[i % n] for i in range(start, start + size)])
 
 
 def digest(data: TaskDataset) -> str:

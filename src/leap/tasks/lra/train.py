@@ -154,7 +154,15 @@ def train_run(
     collate = Collator(data["train"].info)
     valid = some(data["valid"], run.valid_examples)
     fitted = fit(
-        model, data["train"], valid, run, folder, progress, collate=collate, measure=ACCURACY
+        model,
+        data["train"],
+        valid,
+        run,
+        folder,
+        progress,
+        collate=collate,
+        measure=ACCURACY,
+        lengths=data["train"].lengths if run.group_by_length else None,
     )
     if not processes().is_main_process:
         return {}
