@@ -74,12 +74,12 @@ def test_pools_give_the_words_and_delays_of_streams_alone(numbers, run):
 
 def test_simulevals_own_command_gives_the_same_for_text(numbers, run, tmp_path):
     pytest.importorskip("simuleval", reason="SimulEval is not installed")
-    ours = {"run": run, "data": numbers.folder, "waits": (2,), "limit": 3}
+    ours = {"run": run, "data": numbers.folder, "waits": (2,), "limit": 3, "beam": 3}
     (found,) = evaluate(EvalConfig(**ours, output=tmp_path / "ours"))
     source, target = write_simuleval(tmp_path, "test", numbers.sentences("test")[:3])
     command = [Path(sys.executable).with_name("simuleval")]
     command += ["--agent-class", "leap.tasks.simul.agents.TextAgent", "--run", run]
-    command += ["--policy", "wait-2", "--source", source, "--target", target]
+    command += ["--policy", "wait-2", "--beam", "3", "--source", source, "--target", target]
     command += ["--output", tmp_path / "theirs", "--no-progress-bar"]
     command += ["--quality-metrics", "BLEU", "--latency-metrics", "LAAL", "AL", "DAL", "AP"]
     subprocess.run(command, check=True, capture_output=True)
@@ -221,7 +221,8 @@ def test_a_run_is_evaluated_as_it_was_trained(numbers, random_run, tmp_path):
     assert load_trained(run).interpreter("offline").chunk_size == 6
     (run / "config.json").write_text('{"ratio": null, "chunk_sizes": null}')
     assert load_trained(run).interpreter("wait-3").policy == WaitK(3, 1)
-    assert load_trained(run).interpreter("wait-3").chunk_size == 1
+    for policy in ("wait-3", "offline"):
+        assert load_trained(run).interpreter(policy).chunk_size == 1
 
 
 def test_what_is_read_as_a_whole_has_no_resets(digits, digits_run, tmp_path, capsys):

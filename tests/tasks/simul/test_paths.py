@@ -25,7 +25,7 @@ def test_states_come_by_the_chunk():
 
 
 def test_a_batch_has_one_path_which_its_number_decides():
-    collate = Collate((1, 5, "offline"), 1, (1, 0))
+    collate = Collate(Paths(waits=(1, 5, "offline"), chunk_sizes=(1, 0)))
     batches = [collate([(number, [item(3, 4), item(2, 2)])]) for number in range(60)]
     drawn = {
         (batch["chunk_size"], tuple(batch["visible"].tolist()) if "visible" in batch else None)
@@ -45,7 +45,7 @@ def test_a_transcript_is_kept_for_models_that_learn_it():
         "labels": torch.tensor([5]),
     }
     for kept in (False, True):
-        batch = Collate((1,), 1, (1,), with_transcript=kept)([(0, [spoken])])
+        batch = Collate(Paths(waits=(1,)), with_transcript=kept)([(0, [spoken])])
         assert ("transcript" in batch) == kept
 
 

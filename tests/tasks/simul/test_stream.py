@@ -157,10 +157,26 @@ def test_speech_is_translated_as_all_at_once(vocabulary, policy, chunk, seed):
             assert run(stream, parts) == expected
 
 
+def test_a_beam_leaves_what_was_written_before_the_end(vocabulary):
+    n_other = 0
+    for seed in range(4):
+        greedy, searched = (make(vocabulary, "wait-2", seed=seed, beam=n).stream() for n in (1, 4))
+        assert searched.push(TEXT + " ") == greedy.push(TEXT + " ")
+        before = vocabulary.decode(greedy._row.words.held)
+        assert before and before == vocabulary.decode(searched._row.words.held)
+        ends = [" ".join(stream.finish()) for stream in (greedy, searched)]
+        assert all(end.startswith(before) and end > before for end in ends)
+        n_other += ends[0] != ends[1]
+    assert n_other
+    with pytest.raises(ConfigError, match="beam=0 must be 1 or more"):
+        make(vocabulary, beam=0)
+
+
 @pytest.mark.parametrize("speech", [False, True], ids=["text", "speech"])
-@pytest.mark.parametrize("policy", ["wait-2", "offline", *ADAPTIVE], ids=name)
+@pytest.mark.parametrize("policy", ["wait-2", "offline", "beam", *ADAPTIVE], ids=name)
 def test_a_pool_gives_each_stream_what_it_has_alone(vocabulary, policy, speech):
-    interpreter = make(vocabulary, policy, speech=speech, seed=1)
+    policy, beam = ("wait-2", 3) if policy == "beam" else (policy, 1)
+    interpreter = make(vocabulary, policy, speech=speech, seed=1, beam=beam)
     if speech:
         whole = [make_sound(s, i) for i, s in enumerate((0.5, 0.2, 0.0, 0.7))]
         parts = [[sound[i : i + 3000] for i in range(0, len(sound), 3000)] for sound in whole]

@@ -73,7 +73,7 @@ class _Streaming:
 
     def __init__(self, args: Namespace) -> None:
         self.interpreter = load_trained(Path(args.run)).interpreter(
-            args.policy, chunk_size=args.chunk_size, reset=args.reset
+            args.policy, chunk_size=args.chunk_size, reset=args.reset, beam=args.beam
         )
         wants = "text" if self.interpreter.extractor is None else "speech"
         if wants != self.source_type:  # type: ignore[attr-defined]
@@ -87,6 +87,7 @@ class _Streaming:
         parser.add_argument("--policy", default="wait-3", help="wait-3, offline, align-2, ...")
         parser.add_argument("--chunk-size", type=int, help="source states read at once")
         parser.add_argument("--reset", type=int, help="begin anew after so many states at the most")
+        parser.add_argument("--beam", type=int, default=1, help="hypotheses at a sentence's end")
 
     def build_states(self) -> StreamStates:
         """The state of a new sentence."""

@@ -84,6 +84,9 @@ class EvalConfig:
     """Source states to a target piece, of wait-k; by default as the run was trained."""
     chunk_size: int | None = None
     """States read at once, 0 for all; by default the fewest of the training, offline the most."""
+    beam: int = 1
+    """Hypotheses to search for the end of a translation with, once the source has ended; offline
+    that is all of it. 1 is greedy decoding."""
     segment: int = 320
     """Of speech: milliseconds that come at once."""
     limit: int | None = None
@@ -108,7 +111,7 @@ class EvalConfig:
     """Folder to write."""
 
     def __post_init__(self) -> None:
-        for name in ("segment", "batch", "limit", "ratio", "reset"):
+        for name in ("beam", "segment", "batch", "limit", "ratio", "reset"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value} must be 1 or more")
@@ -209,21 +212,21 @@ def _trials(task: Task) -> list[Trial]:
         for stream in task.streams:
             n_words = sum(len(sentence.target.split()) for sentence in stream)
             check_size(n_words, n_words)  # A translation is about as long.
-    ratio = config.ratio or trained.ratio
+    ratio = config.ratio or trained.paths.ratio
     policies = [waiting(wait, ratio) for wait in config.waits]
     policies += [read_policy(name, ratio) for name in config.policies]
     trials = []
     for policy in policies:
         # A ratio of 1 goes without saying, unless this run's is another.
-        name = policy.name.removesuffix("/1") if trained.ratio == 1 else policy.name
-        plain = trained.interpreter(policy, chunk_size=config.chunk_size)
+        name = policy.name.removesuffix("/1") if trained.paths.ratio == 1 else policy.name
+        plain = trained.interpreter(policy, chunk_size=config.chunk_size, beam=config.beam)
         if config.reset is None:
             trials.append(Trial(name, plain))
         elif task.is_speech and isinstance(policy, Offline) and not plain.chunk_size:
             trials.append(Trial(name, plain, "not tried with resets, as it waits for the end"))
         else:
             resetting = trained.interpreter(
-                policy, chunk_size=config.chunk_size, reset=config.reset
+                policy, chunk_size=config.chunk_size, reset=config.reset, beam=config.beam
             )
             resetting.row()  # Which a source that cannot be reset refuses.
             trials += [Trial(name, plain), Trial(f"{name} reset {config.reset}", resetting)]
@@ -382,7 +385,7 @@ def run_simuleval(
     agent = "SpeechAgent" if is_speech else "TextAgent"
     command = [sys.executable, "-c", "from simuleval.cli import main; main()"]
     command += ["--agent-class", f"leap.tasks.simul.agents.{agent}"]
-    command += ["--run", str(config.run), "--policy", policy]
+    command += ["--run", str(config.run), "--policy", policy, "--beam", str(config.beam)]
     command += ["--source", str(source), "--target", str(target), "--output", str(folder)]
     command += ["--quality-metrics", "BLEU", "--latency-metrics", "LAAL", "AL", "DAL", "AP"]
     command += ["--sacrebleu-tokenizer", config.tokenize, "--no-progress-bar"]
@@ -480,7 +483,8 @@ def _write(task: Task, found: Sequence[Evaluated]) -> None:
         for table in tables(found)
     ]
     parts.append(
-        f"{found[0].scores.sentences} sentences of {task.part}, latency in {unit}\n\n"
+        f"{found[0].scores.sentences} sentences of {task.part}, latency in {unit}"
+        + (f"; beam {config.beam} at the end\n\n" if config.beam > 1 else "\n\n")
         + "\n".join(f"    {line}" for line in signatures(found[0].scores))
     )
     if lines := notes(found):

@@ -58,6 +58,8 @@ class StreamConfig:
     reset: int | None = None
     """Begin anew at the end of a sentence or in a pause, and at the latest after so many states;
     by default 200 with a microphone, otherwise never."""
+    beam: int = 1
+    """Hypotheses to search for the end of a translation with, once the source has ended."""
     lag: bool = True
     """Show the lag of each word: the words behind, or for sound the milliseconds."""
 
@@ -114,7 +116,7 @@ def translate(
     if reset is None and config.microphone and config.policy != Offline().name:
         reset = LONG
     interpreter = load_trained(config.run).interpreter(
-        config.policy, chunk_size=config.chunk_size, reset=reset
+        config.policy, chunk_size=config.chunk_size, reset=reset, beam=config.beam
     )
     is_sound = config.microphone or config.sound is not None
     if (interpreter.extractor is not None) != is_sound:

@@ -32,7 +32,7 @@ class Paths:
     """Source states to a target piece (pre-decision ratio); by default 1 for text, 4 for speech."""
     chunk_sizes: tuple[int, ...] | None = None
     """States that the encoder reads at once; 0 for all of them, with which everything waits for the
-    end. By default 1, 1 and 0 for text, 4, 8 and 0 for speech."""
+    end. By default 1 for text, and 4, 8 or 0 for speech."""
 
     def __post_init__(self) -> None:
         if not self.waits or self.chunk_sizes == ():
@@ -44,6 +44,22 @@ class Paths:
             raise ConfigError(f"ratio={self.ratio} must be 1 or more")
         if any(size < 0 for size in self.chunk_sizes or ()):
             raise ConfigError(f"chunk_sizes={self.chunk_sizes} must be 1 or more, or 0 for all")
+
+    def resolved(self, *, is_speech: bool) -> "Resolved":
+        """With what is usual in place of what was not given."""
+        # A model of text that also learns to read all at once does worse, even offline.
+        sizes = (4, 8, 0) if is_speech else (1,)
+        ratio = 4 if is_speech else 1
+        return Resolved(self.waits, self.ratio or ratio, tuple(self.chunk_sizes or sizes))
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """`Paths` of which nothing is left open."""
+
+    waits: tuple[Wait, ...]
+    ratio: int
+    chunk_sizes: tuple[int, ...]
 
 
 def states_needed(token: Count, wait: int, ratio: int = 1) -> Count:
@@ -79,23 +95,21 @@ class Collate:
     """Makes of numbered batches what a model's forward takes, its path drawn by the number.
 
     Args:
-        waits, ratio, chunk_sizes: what to draw from, see `Paths`.
+        paths: what to draw from.
+        is_speech: whether that is what is read.
         seed: of what is drawn.
         with_transcript: keep what is said, for models that learn to tell it.
     """
 
     def __init__(
         self,
-        waits: Sequence[Wait],
-        ratio: int,
-        chunk_sizes: Sequence[int],
+        paths: Paths,
         *,
+        is_speech: bool = False,
         seed: int = 0,
         with_transcript: bool = False,
     ) -> None:
-        self.waits = waits
-        self.ratio = ratio
-        self.chunk_sizes = chunk_sizes
+        self.paths = paths.resolved(is_speech=is_speech)
         self.seed = seed
         self.with_transcript = with_transcript
 
@@ -106,8 +120,8 @@ class Collate:
         if not self.with_transcript:
             batch.pop("transcript", None)
         chance = random.Random(f"{self.seed} {number}")
-        wait, size = chance.choice(self.waits), chance.choice(self.chunk_sizes)
-        schedule = wait_schedule(batch["labels"].shape[1], wait, self.ratio, size)
+        wait, size = chance.choice(self.paths.waits), chance.choice(self.paths.chunk_sizes)
+        schedule = wait_schedule(batch["labels"].shape[1], wait, self.paths.ratio, size)
         if schedule is not None:
             batch["visible"] = schedule
         return batch | {"chunk_size": size}

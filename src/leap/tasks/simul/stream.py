@@ -7,7 +7,8 @@
     stream.finish()                # all the others; the stream is then as new
 
 The words are those of greedy decoding under the policy's schedule, all at once, however the input
-is cut. Only whole words come out, none is taken back, and all have come when the source has ended.
+is cut; what is left to say when the source has ended may be searched for (`beam`). Only whole words
+come out, none is taken back, and all have come when the source has ended.
 A stream is small: it can be forked, saved, and stepped with many others as one batch
 (`StreamPool`).
 """
@@ -29,7 +30,9 @@ from leap.models.fbank import LeapformerFeatureExtractor
 from leap.models.states import States
 from leap.ops.state import State, load_states, save_states, state
 from leap.tasks.simul.model import Translator, load_run
+from leap.tasks.simul.paths import Paths, Resolved
 from leap.tasks.simul.policies import Offline, Policy, read_policy
+from leap.tasks.simul.search import Open, search
 from leap.tasks.simul.sources import Chunk, Source, SpeechSource, TextSource
 from leap.tasks.simul.vocabulary import BOS, EOS, PAD, SPACE, UNK, Vocabulary, Words
 from leap.training.folder import read_json
@@ -71,6 +74,8 @@ class Interpreter:
             no model runs away.
         reset: begin anew where a sentence ends, or in a pause of speech, and at the latest after
             so many source states: for sources much longer than those the model was trained on.
+        beam: hypotheses to search for the best end of a sentence with, once all of it has been
+            read; 1 for greedy decoding to the end.
     """
 
     def __init__(
@@ -83,6 +88,7 @@ class Interpreter:
         chunk_size: int | None = None,
         longest: float = 2.0,
         reset: int | None = None,
+        beam: int = 1,
     ) -> None:
         is_speech = model.main_input_name == "input_features"
         if is_speech and extractor is None:
@@ -93,6 +99,8 @@ class Interpreter:
             raise ConfigError(f"chunk_size={chunk_size} must be 1 or more, or 0 for all")
         if longest <= 0 or (reset is not None and reset < 1):
             raise ConfigError(f"longest={longest} and reset={reset} must be more than 0")
+        if beam < 1:
+            raise ConfigError(f"beam={beam} must be 1 or more")
         vocabulary.check_fits(model.config.vocab_size, "the model")
         self.model = model.eval()
         self.vocabulary = vocabulary
@@ -101,6 +109,7 @@ class Interpreter:
         self.chunk_size = chunk_size
         self.longest = longest
         self.reset = reset
+        self.beam = beam
         start = model.config.decoder_start_token_id
         self.start = BOS if start is None else start
         self.space = vocabulary.pieces.index(SPACE) if SPACE in vocabulary.pieces else None
@@ -165,13 +174,7 @@ class Interpreter:
             may_end: whether a row may end here; if not, it has to say something.
         """
         with self._watched() as seen:
-            logits, after = self.model.write(last.unsqueeze(1), states)
-        scores = logits[:, -1].clone()
-        scores[:, list(SPELLS_NOTHING)] = -torch.inf
-        must_say = ~may_end.to(scores.device)
-        scores[must_say, EOS] = -torch.inf
-        if self.space is not None:  # One space after another says nothing either.
-            scores[must_say & (last == self.space), self.space] = -torch.inf
+            scores, after = self.score(last, states, may_end)
         attention = None
         if self.policy.window:
             shares = self.cross.shares(
@@ -183,6 +186,18 @@ class Interpreter:
             before = shares.mean(dim=1)[:, -1]  # over the heads
             attention = torch.cat([1 - before[:, :1], -before.diff(dim=1)], dim=1)
         return scores.argmax(dim=-1), after, attention
+
+    def score(self, last: Tensor, states: States, may_end: Tensor) -> tuple[Tensor, States]:
+        """Scores of what may follow the last pieces; -inf for what must not."""
+        last = last.to(self.model.device)
+        logits, after = self.model.write(last.unsqueeze(1), states)
+        scores = logits[:, -1].clone()
+        scores[:, list(SPELLS_NOTHING)] = -torch.inf
+        must_say = ~may_end.to(scores.device)
+        scores[must_say, EOS] = -torch.inf
+        if self.space is not None:  # One space after another says nothing either.
+            scores[must_say & (last == self.space), self.space] = -torch.inf
+        return scores, after
 
     @contextmanager
     def _watched(self) -> Iterator[dict[str, Any]]:
@@ -408,8 +423,12 @@ class StreamPool:
             if self.interpreter.policy.drafts:
                 self._agree(going_on)
                 going_on = []
-            self._write([*going_on, *(i for i in read if self.rows[i].is_ended)])
             ended = [i for i in read if self.rows[i].is_ended]
+            if self.interpreter.beam > 1:
+                self._complete(ended)
+                self._write(going_on)
+            else:
+                self._write([*going_on, *ended])
             for i in ended:
                 self.rows[i].begin(self.interpreter.start)
             if ended:
@@ -445,6 +464,27 @@ class StreamPool:
                 rows = [rows[place] for place in kept]
             if rows:
                 self._put(rows, after)
+
+    def _complete(self, rows: list[int]) -> None:
+        """Search for the rest of sentences that have been read to their ends."""
+        rows = [i for i in rows if self._may_write(i)]
+        if not rows:
+            return
+        interpreter = self.interpreter
+        sentences = [
+            Open(row.last, interpreter.limit(row) - row.n_written, row.is_said)
+            for row in (self.rows[i] for i in rows)
+        ]
+        found = search(
+            interpreter.score,
+            self._states(rows),
+            sentences,
+            interpreter.beam,
+            lambda piece: interpreter.vocabulary.pieces[piece] != SPACE,
+        )
+        for i, pieces in zip(rows, found, strict=True):
+            for piece in pieces:
+                self.rows[i].write(piece)
 
     def _may_write(self, i: int) -> bool:
         row, interpreter = self.rows[i], self.interpreter
@@ -503,7 +543,7 @@ class StreamPool:
         given = [self.rows[i].last for i in rows] if last is None else last
         may_end = [not self.rows[i].is_ended or self.rows[i].is_said for i in rows]
         pieces, after, attention = self.interpreter.write(
-            torch.tensor(given, device=self.interpreter.model.device),
+            torch.tensor(given),
             states,
             torch.tensor(may_end),
         )
@@ -533,10 +573,7 @@ class Trained:
     model: Translator
     vocabulary: Vocabulary
     extractor: LeapformerFeatureExtractor | None
-    ratio: int
-    """Source states to a target piece, of wait-k."""
-    chunk_sizes: Sequence[int]
-    """States that were read at once; 0 for all."""
+    paths: Resolved
 
     def interpreter(
         self,
@@ -545,6 +582,7 @@ class Trained:
         chunk_size: int | None = None,
         longest: float = 2.0,
         reset: int | None = None,
+        beam: int = 1,
     ) -> Interpreter:
         """The model with a policy.
 
@@ -552,13 +590,13 @@ class Trained:
             policy: or its name, where a wait has the ratio of the training, unless it says.
             chunk_size: states that are read at once, 0 for all; by default the fewest of the
                 training, offline the most.
-            longest, reset: see `Interpreter`.
+            longest, reset, beam: see `Interpreter`.
         """
         if isinstance(policy, str):
-            policy = read_policy(policy, self.ratio)
+            policy = read_policy(policy, self.paths.ratio)
         if chunk_size is None:
             choose = max if isinstance(policy, Offline) else min
-            chunk_size = choose(self.chunk_sizes, key=lambda size: size or math.inf)
+            chunk_size = choose(self.paths.chunk_sizes, key=lambda size: size or math.inf)
         return Interpreter(
             self.model,
             self.vocabulary,
@@ -567,6 +605,7 @@ class Trained:
             chunk_size=chunk_size,
             longest=longest,
             reset=reset,
+            beam=beam,
         )
 
 
@@ -580,14 +619,8 @@ def load_trained(run: Path) -> Trained:
     settings = folder.parent / "config.json"
     has_settings = folder.name == "model" and settings.is_file()
     found = read_json(settings) if has_settings else {}
-    usual = 1 if extractor is None else 4
-    return Trained(
-        model,
-        vocabulary,
-        extractor,
-        ratio=found.get("ratio") or usual,
-        chunk_sizes=found.get("chunk_sizes") or (usual, 0),
-    )
+    paths = Paths(ratio=found.get("ratio"), chunk_sizes=found.get("chunk_sizes"))
+    return Trained(model, vocabulary, extractor, paths.resolved(is_speech=extractor is not None))
 
 
 def _common(drafts: Sequence[Sequence[int]]) -> list[int]:

@@ -125,9 +125,8 @@ def _fit(
     valid = prepared.dataset("valid", target=config.target)
     n_steps = config.n_steps(TokenBatches(train, tokens).per_pass)
     collate = Collate(
-        config.waits,
-        config.ratio or (4 if is_spoken else 1),
-        config.chunk_sizes or ((4, 8, 0) if is_spoken else (1, 1, 0)),
+        config,
+        is_speech=is_spoken,
         seed=config.seed,
         with_transcript=is_spoken and config.ctc_weight > 0,
     )
