@@ -21,6 +21,13 @@ from leap.models import (
 KINDS = {
     "leapformer": {},
     "leapformer-rotary": {"position_embedding": "rotary"},
+    "leapformer-alibi": {"position_embedding": "alibi"},
+    "softmax-alibi": {"attention": "softmax", "position_embedding": "alibi"},
+    "leap-alibi": {
+        "encoder_attention": "leap",
+        "decoder_attention": "leap",
+        "position_embedding": "alibi",
+    },
     "linear": {"attention": "elu-linear"},
     "softmax": {"attention": "softmax"},
     "mixed": {
@@ -97,7 +104,7 @@ def test_reading_and_writing_in_turn_is_the_same_as_all_at_once(kind, chunk):
     assert_close(in_turn(model, source, target, wanted, chunk), whole)
 
 
-@pytest.mark.parametrize("kind", ["leapformer", "linear", "softmax"])
+@pytest.mark.parametrize("kind", ["leapformer", "leapformer-alibi", "linear", "softmax"])
 @pytest.mark.parametrize("n_frames", [32, 29], ids="{0}-frames".format)
 @torch.no_grad()
 def test_speech_heard_in_chunks_is_the_same_as_all_at_once(kind, n_frames):
@@ -107,6 +114,19 @@ def test_speech_heard_in_chunks_is_the_same_as_all_at_once(kind, n_frames):
     ends = (-(-wanted // 3) * 3).clamp_max(8)
     whole = call(model, source, target, visible=ends, chunk_size=3)
     assert_close(in_turn(model, source, target, wanted, 3), whole)
+
+
+@torch.no_grad()
+def test_with_alibi_states_look_back_only_and_forget():
+    model, source = make_model("leapformer-alibi"), make_source(8)
+    encoder = model.get_encoder()
+    whole, in_chunks = (encoder(source, chunk_size=n).last_hidden_state for n in (0, 3))
+    assert_close(whole, in_chunks)
+    assert_close(encoder(source[:, :5]).last_hidden_state, whole[:, :5])
+    for attention in [layer.block.attention for layer in encoder.layers]:
+        attention.fade = (0.0, 0.0)
+    assert_close(encoder(source).last_hidden_state[:, 0], whole[:, 0])
+    assert (encoder(source).last_hidden_state - whole)[:, 1:].abs().amax() > 1e-3
 
 
 @torch.no_grad()

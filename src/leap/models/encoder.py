@@ -33,7 +33,7 @@ class EncoderLayer(GradientCheckpointingLayer):
     def __init__(self, config: LeapformerSeq2SeqConfig, layer: int) -> None:
         super().__init__()
         self.block = Block(
-            config.part("encoder").build_attention(layer, "bidirectional"),
+            config.part("encoder").build_attention(layer, config.form("encoder")),
             feed_forward_size=config.intermediate_size,
             dropout=config.hidden_dropout_prob,
             norm_eps=config.layer_norm_eps,
@@ -71,15 +71,15 @@ class Encoder(LeapformerPreTrainedModel):
         """States of a whole source that has been embedded, chunk by chunk in one call."""
         positions = token_positions(x, None, key_mask)
         chunk = self.states_per_chunk(chunk_size)
-        visible = None
-        if chunk and x.shape[1] > 1:
+        inputs: dict[str, Any] = {"key_mask": key_mask, "positions": positions}
+        if self.config.form("encoder") == "bidirectional" and chunk and x.shape[1] > 1:
             ends = (torch.arange(x.shape[1], device=x.device) // chunk + 1) * chunk
             if key_mask is not None and not pads_behind(key_mask):
                 ends = (positions // chunk + 1) * chunk
-            visible = read_until(ends, key_mask, x.shape[1])
+            inputs["visible"] = read_until(ends, key_mask, x.shape[1])
         x = self._placed(x, positions)
         for layer in self.layers:
-            x, _ = layer(x, key_mask=key_mask, positions=positions, visible=visible)
+            x, _ = layer(x, **inputs)
         return BaseModelOutput(last_hidden_state=self.norm(x))
 
     def encode_chunk(self, x: Tensor, states: States) -> tuple[Tensor, States]:
@@ -201,7 +201,7 @@ class SpeechEncoder(Encoder):
 
 def position_embedding(config: LeapformerSeq2SeqConfig) -> nn.Module | None:
     """What is added to embeddings; None for positions that attentions see to."""
-    if config.position_embedding == "sinusoidal":
+    if config.position_embedding in ("sinusoidal", "alibi"):
         return SinusoidalPositions(config.hidden_size)
     return None
 

@@ -12,7 +12,7 @@ from leap.models.mechanisms import usable_as
 Part = Literal["encoder", "decoder", "cross"]
 
 FORMS: dict[Part, Form] = {"encoder": "bidirectional", "decoder": "causal", "cross": "cross"}
-"""What the attention of each part is used as."""
+"""What the attention of each part is used as, but for alibi."""
 
 
 @strict
@@ -28,11 +28,14 @@ class LeapformerSeq2SeqConfig(LeapformerConfig):
         attention: the mechanism of all parts that are given none of their own.
         encoder_attention, decoder_attention, cross_attention: of one part, a name, or one a layer.
         position_embedding: "sinusoidal", "rotary" (within each language), or "none". Learned
-            positions would end somewhere, and a stream may not.
+            positions would end somewhere, and a stream may not. With "alibi", what the encoder and
+            the decoder see of their own language fades with distance, and positions are sinusoidal
+            besides, for the decoder to find its place in the source.
         gate, window_sizes: of the decoder's own attention.
         chunk_size: how many source states the encoder reads at once: each sees those of its own
             chunk and of all before. 1 is a unidirectional encoder, and 0 one that waits for the
             end and sees everything. Any model runs with any; this is what it does unless told.
+            With alibi states see no further than themselves, and chunks are but read at once.
         source_vocab_size: number of source tokens; by default both languages share one vocabulary.
         tie_word_embeddings: one table for the decoder, its head and, with one vocabulary, the
             encoder.
@@ -75,10 +78,16 @@ class LeapformerSeq2SeqConfig(LeapformerConfig):
             settings["n_layer"] = self.encoder_layers
         if name != "decoder":
             settings |= {"gate": None, "window_sizes": None}
-        if name == "cross" and self.position_embedding == "rotary":
+        if name == "cross" and self.position_embedding in ("rotary", "alibi"):
             # Words of two languages that belong together do not stand at the same position.
             settings["position_embedding"] = "none"
         return LeapformerConfig(**settings)
+
+    def form(self, name: Part) -> Form:
+        """What the attention of a part is used as."""
+        if name == "encoder" and self.position_embedding == "alibi":
+            return "causal"
+        return FORMS[name]
 
     def _check_sizes(self) -> None:
         super()._check_sizes()
@@ -95,7 +104,7 @@ class LeapformerSeq2SeqConfig(LeapformerConfig):
         if self.position_embedding == "learned":
             raise ConfigError(
                 "position_embedding='learned' ends at n_positions, and a stream may not; "
-                "use 'sinusoidal', 'rotary' or 'none'"
+                "use 'sinusoidal', 'alibi', 'rotary' or 'none'"
             )
         if self.adaptive_cutoffs is not None:
             raise ConfigError("adaptive_cutoffs are for language models; leave them out here")
@@ -103,19 +112,20 @@ class LeapformerSeq2SeqConfig(LeapformerConfig):
     def _settle_attention(self) -> None:
         if self.encoder_layers is None:
             self.encoder_layers = self.n_layer
-        for name, form in FORMS.items():
+        for name in FORMS:
+            form = self.form(name)
             given = getattr(self, f"{name}_attention")
             if given is None:
                 given = self.attention
                 setattr(self, f"{name}_attention", given)
             able = usable_as(form)
-            if name == "encoder":  # It reads in chunks, as cross-attention does.
+            if form == "bidirectional":  # It reads in chunks, as cross-attention does.
                 able = [mechanism for mechanism in able if mechanism in usable_as("cross")]
             for mechanism in self.part(name).attentions:
                 if mechanism not in able:
                     raise ConfigError(
                         f"{name}_attention={given!r}: {mechanism} cannot be used as {form} "
-                        f"attention{' in chunks' * (name == 'encoder')}; "
+                        f"attention{' in chunks' * (form == 'bidirectional')}; "
                         f"those that can are {', '.join(able)}"
                     )
         self.layer_types = self.part("decoder").layer_types

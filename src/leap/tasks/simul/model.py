@@ -38,8 +38,9 @@ class ModelConfig:
     feature: str = "relu"
     """Feature map of LeaPformer, cosFormer and linear: relu, exp, square, ...; see
     `leap.ops.features`."""
-    position_embedding: Literal["sinusoidal", "rotary", "none"] = "sinusoidal"
-    """How positions are known."""
+    position_embedding: Literal["sinusoidal", "alibi", "rotary", "none"] = "sinusoidal"
+    """How positions are known; with alibi, what is seen of one's own language fades with distance
+    besides, and the encoder looks back only."""
     hidden_size: int = 128
     """Width."""
     feed_forward_size: int = 512
