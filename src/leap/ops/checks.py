@@ -33,11 +33,11 @@ def check_axes(axes: str, **tensors: Tensor | None) -> None:
 
 def check_same(axes: str, **tensors: Tensor | None) -> None:
     """All tensors given must agree on the axes marked in `axes`: `b h t *` leaves the last free."""
-    given = {name: x for name, x in tensors.items() if x is not None}
-    first, *others = given.items()
+    first, *others = ((name, x) for name, x in tensors.items() if x is not None)
+    named = [(i, axis) for i, axis in enumerate(axes.split()) if axis != "*"]
     for name, x in others:
-        for i, axis in enumerate(axes.split()):
-            if axis != "*" and x.shape[i] != first[1].shape[i]:
+        for i, axis in named:
+            if x.shape[i] != first[1].shape[i]:
                 raise InputError(
                     f"{first[0]} is {shape(first[1])} and {name} is {shape(x)}: they differ in "
                     f"axis {i} ({axis}), where they must agree"

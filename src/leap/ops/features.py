@@ -159,6 +159,11 @@ def proportional(
     check_axes("b h t f", x=x)
     check_axes("b h t", p=p)
     check_same("b h t", x=x, p=p)
+    return widened(x, p)
+
+
+def widened(x: Float[Tensor, "*rows f"], p: Float[Tensor, "*rows"]) -> Float[Tensor, "*rows 2*f"]:
+    """`proportional` of any rows, unchecked."""
     angle = (math.pi / 2) * p.unsqueeze(-1)
     # A rounded pi/2 may be more than pi/2, where p = 1 would have a cosine just below 0.
     return torch.cat([x * angle.sin(), x * angle.cos().clamp_min(0)], dim=-1).to(x.dtype)

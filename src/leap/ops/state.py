@@ -278,9 +278,10 @@ def as_given(x: Tensor) -> AbstractContextManager[Any]:
 
     Autocast would round to half precision what an op has just brought to full.
     """
-    if not torch.amp.is_autocast_available(x.device.type):  # The meta device has none.
-        return nullcontext()
-    return torch.autocast(x.device.type, enabled=False)
+    kind = x.device.type
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return nullcontext()  # The meta device has none.
+    return torch.autocast(kind, enabled=False)
 
 
 def mask_tokens(x: Tensor, key_mask: Tensor | None) -> Tensor:

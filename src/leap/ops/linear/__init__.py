@@ -20,7 +20,7 @@ from torch import Tensor
 
 from leap.errors import InputError
 from leap.ops.checks import check_axes, check_floating, check_key_mask, check_same, shape
-from leap.ops.features import proportional
+from leap.ops.features import proportional, widened
 from leap.ops.linear import square, whole
 from leap.ops.linear.chunked import attend, normalised, unit_scale
 from leap.ops.linear.gated import LOWEST, gated_attend
@@ -135,6 +135,8 @@ def causal_linear_attention(
     """
     check_inputs(q, k, v, key_mask)
     check_same("b h t", k=k, q=q, log_gate=log_gate)
+    if _is_step(q, state, key_mask, cu_seqlens, log_gate):
+        return _step(q, k, v, None, None, state, fade, normalise, eps)
     if fade is not None:
         if _fades_by_chunks(fade, q, state, key_mask, cu_seqlens, log_gate):
             return _fading(q, k, v, None, None, state, fade, normalise, chunk_size, eps)
@@ -192,6 +194,8 @@ def causal_proportional_attention(
     check_inputs(q, k, v, key_mask)
     check_floating(p=p, s=s)
     check_same("b h t", k=k, q=q, p=p, s=s, log_gate=log_gate)
+    if _is_step(q, state, key_mask, cu_seqlens, log_gate):
+        return _step(q, k, v, p, s, state, fade, normalise, eps)
     if fade is not None:
         if _fades_by_chunks(fade, q, state, key_mask, cu_seqlens, log_gate):
             return _fading(q, k, v, p, s, state, fade, normalise, chunk_size, eps)
@@ -263,6 +267,58 @@ def _chunked(
     return o, LinearState(kv=kv, k=k_sum, log_decay=before.log_decay, length=length)
 
 
+def _is_step(
+    q: Tensor,
+    state: LinearState | None,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    log_gate: Tensor | None,
+) -> bool:
+    """Whether there is one token more, which is real, and no trail to note it on."""
+    if q.shape[2] != 1 or (isinstance(state, LinearState) and state.trail is not None):
+        return False
+    return key_mask is None and cu_seqlens is None and log_gate is None
+
+
+def _step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    p: Tensor | None,
+    s: Tensor | None,
+    state: LinearState | None,
+    fade: Sequence[float] | None,
+    normalise: bool,
+    eps: float,
+) -> tuple[Tensor, LinearState]:
+    """One token: decoding, where the fewest calls are the fastest."""
+    width = k.shape[-1] if s is None else 2 * k.shape[-1]
+    before = _begin(q, k, v, state, features=width, gated=fade is not None)
+    total = before.kv.dtype
+    q_, k_, v_ = q.to(total), k.to(total), v.to(total)
+    if p is not None and s is not None:
+        q_, k_ = widened(torch.stack([q_, k_]), torch.stack([p, s]).to(total))
+    kv, k_sum, log_decay = before.kv, before.k, before.log_decay
+    if fade is not None:
+        assert log_decay is not None  # `_begin` saw to it.
+        _check_fade(fade, q)
+        rate = k_sum.new_tensor(fade).unsqueeze(-1)
+        kept = rate.exp()
+        kv, k_sum, log_decay = kv * kept.unsqueeze(-1), k_sum * kept, log_decay + rate
+    after = LinearState(
+        kv=torch.addcmul(kv, k_.mT, v_),
+        k=k_sum + k_.squeeze(2),
+        log_decay=log_decay,
+        length=before.length + 1,
+    )
+    return after.attend(q_, normalise=normalise, eps=eps).to(v.dtype), after
+
+
+def _check_fade(fade: Sequence[float], q: Tensor) -> None:
+    if len(fade) != q.shape[1] or not all(-1 <= rate <= 0 for rate in fade):
+        raise InputError(f"fade={tuple(fade)} must hold {q.shape[1]} rates from -1 to 0")
+
+
 def _fades_by_chunks(
     fade: Sequence[float],
     q: Tensor,
@@ -272,8 +328,7 @@ def _fades_by_chunks(
     log_gate: Tensor | None,
 ) -> bool:
     """Whether each token is one step further away, so that nothing but the distance counts."""
-    if len(fade) != q.shape[1] or not all(-1 <= rate <= 0 for rate in fade):
-        raise InputError(f"fade={tuple(fade)} must hold {q.shape[1]} rates from -1 to 0")
+    _check_fade(fade, q)
     others = (key_mask, cu_seqlens, log_gate, None if state is None else state.trail)
     return q.shape[2] > 1 and all(other is None for other in others)
 
