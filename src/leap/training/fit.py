@@ -30,6 +30,7 @@ from leap.errors import ConfigError
 from leap.ops.state import accumulator
 from leap.training.clock import now
 from leap.training.folder import RunFolder
+from leap.training.heap import trim_heap
 from leap.training.recipe import Recipe
 
 Example = dict[str, Tensor]
@@ -337,7 +338,7 @@ def _tensorboard(folder: RunFolder) -> list[TrainerCallback]:
 
 
 class _Watch(TrainerCallback):
-    """Tells the progress, and puts the time that steps take into the history."""
+    """Tells the progress, puts the time that steps take into the history, and tidies up."""
 
     def __init__(self, progress: Progress | None, measure: Measure | None) -> None:
         self.progress = progress
@@ -359,6 +360,8 @@ class _Watch(TrainerCallback):
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
     ) -> None:
+        if args.device.type == "cpu":
+            trim_heap()
         if logs and "loss" in logs:
             self.loss = logs["loss"]
             if self.times:
