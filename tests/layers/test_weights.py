@@ -130,9 +130,16 @@ def test_half_precision_gives_weights_in_full(make_tokens):
         assert_close(weights.sum(-1), torch.ones(2, 3, 9))
 
 
+class Mute(Attention):
+    """A layer that only attends."""
+
+    def forward(self, x, state=None, **inputs):
+        return x, state
+
+
 def test_a_layer_that_cannot_tell_says_so(make_tokens):
-    with pytest.raises(ConfigError, match="Attention cannot tell how much of each token it takes"):
-        Attention(12, 3).weights(make_tokens(2))
+    with pytest.raises(ConfigError, match="Mute cannot tell how much of each token it takes"):
+        Mute(12, 3).weights(make_tokens(2))
 
 
 @pytest.mark.parametrize(

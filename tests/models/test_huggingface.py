@@ -65,10 +65,10 @@ def test_the_trainer_trains_and_its_checkpoints_load(kind, make_model, tmp_path,
         losses[accumulation] = trainer.train().training_loss
         trainer.save_model()
     assert_close(losses[1], losses[4], rtol=1e-4, atol=0)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "1")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "4").eval()
     ids = make_ids(2, 12)
-    assert loaded(ids, labels=ids).loss < model(ids, labels=ids).loss + 1
-    assert_close(loaded.eval()(ids).logits, loaded(ids).logits)
+    assert_close(loaded(ids).logits, trainer.model.eval()(ids).logits)
+    assert (loaded(ids).logits - model.eval()(ids).logits).abs().amax() > 1e-3
 
 
 @pytest.mark.parametrize("kind", SOME)

@@ -12,6 +12,7 @@ norms, the residual and the feed-forward are the block's.
 Axes: b batch, t tokens, s source tokens, d hidden size (all heads), h heads.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, get_args
 
@@ -28,7 +29,7 @@ Form = Literal["causal", "bidirectional", "cross"]
 R = TypeVar("R", bound=Recurrent)
 
 
-class Attention(nn.Module):
+class Attention(nn.Module, ABC):
     """Base of all attention layers."""
 
     def __init__(self, hidden_size: int, n_head: int) -> None:
@@ -46,6 +47,7 @@ class Attention(nn.Module):
         self.n_head = n_head
         self.head_width = hidden_size // n_head
 
+    @abstractmethod
     def forward(
         self,
         x: Float[Tensor, "b t d"],
@@ -70,7 +72,6 @@ class Attention(nn.Module):
         Returns:
             The attended tokens, and the state after the last one.
         """
-        raise NotImplementedError
 
     def step(
         self, x: Float[Tensor, "b d"], state: State | None, **inputs: Any
@@ -171,6 +172,7 @@ class DotProductAttention(Attention):
         self.o_proj = nn.Linear(n_head * self.value_width, hidden_size, bias=bias)
         self.dropout = dropout
 
+    @abstractmethod
     def attend_causally(
         self,
         x: Float[Tensor, "b t d"],
@@ -181,8 +183,8 @@ class DotProductAttention(Attention):
         cu_seqlens: Int[Tensor, " n"] | None,
     ) -> tuple[Float[Tensor, "b h t v"], Recurrent]:
         """Read x, each token attending to itself and the past."""
-        raise NotImplementedError
 
+    @abstractmethod
     def attend_to(
         self,
         x: Float[Tensor, "b t d"],
@@ -195,7 +197,6 @@ class DotProductAttention(Attention):
         source_positions: Int[Tensor, "b s"] | None,
     ) -> tuple[Float[Tensor, "b h t v"], Recurrent]:
         """Read the source, then let each token of x attend to everything read."""
-        raise NotImplementedError
 
     def forward(
         self,

@@ -8,6 +8,7 @@ Axes: b batch, n source tokens or frames, s states, d hidden size.
 """
 
 import math
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ class EncoderLayer(GradientCheckpointingLayer):
         return y
 
 
-class Encoder(LeapformerPreTrainedModel):
+class Encoder(LeapformerPreTrainedModel, ABC):
     """What encoders of text and of speech have in common: all but how the source is embedded."""
 
     config: LeapformerSeq2SeqConfig
@@ -94,13 +95,13 @@ class Encoder(LeapformerPreTrainedModel):
             after.append(state)
         return self.norm(x), states.with_part("encoder", after)
 
+    @abstractmethod
     def read(self, source: Tensor, states: States) -> tuple[Tensor, States]:
         """Read one more chunk of the source: its states `[b, s, d]`, and what to go on with."""
-        raise NotImplementedError
 
+    @abstractmethod
     def state_mask(self, attention_mask: Tensor | None) -> Tensor | None:
         """True at states of real tokens or frames, given 1 or true at those; None if all are."""
-        raise NotImplementedError
 
     def _placed(self, x: Tensor, positions: Tensor) -> Tensor:
         if self.embed_positions is not None:

@@ -7,6 +7,7 @@ and landmarks, blocks, buckets and directions are counted from a row's true ends
 Axes: b batch, h heads, t tokens, d hidden size, w width of a head.
 """
 
+from abc import abstractmethod
 from typing import Any, ClassVar
 
 import torch
@@ -27,6 +28,7 @@ class WholeSequenceAttention(Attention):
     needs_length: ClassVar[bool] = False
     """Whether it is made for sequences up to `length`, which the constructor then asks for."""
 
+    @abstractmethod
     def attend(
         self, x: Float[Tensor, "b t d"], real: Bool[Tensor, "b t"] | None
     ) -> Float[Tensor, "b t d"]:
@@ -37,7 +39,6 @@ class WholeSequenceAttention(Attention):
             real: true at real tokens, which come first if the layer looks at order; None if all
                 are real.
         """
-        raise NotImplementedError
 
     def forward(
         self,
@@ -107,6 +108,7 @@ class MatchingAttention(WholeSequenceAttention):
         self.o_proj = nn.Linear(hidden_size, hidden_size, bias=bias)
         self.dropout = dropout
 
+    @abstractmethod
     def match(
         self,
         q: Float[Tensor, "b h t w"],
@@ -115,7 +117,6 @@ class MatchingAttention(WholeSequenceAttention):
         real: Bool[Tensor, "b t"] | None,
     ) -> Float[Tensor, "b h t w"]:
         """The values each query attends to. The projections' biases stand at pads."""
-        raise NotImplementedError
 
     def attend(
         self, x: Float[Tensor, "b t d"], real: Bool[Tensor, "b t"] | None

@@ -135,10 +135,13 @@ def causal_linear_attention(
     """
     check_inputs(q, k, v, key_mask)
     check_same("b h t", k=k, q=q, log_gate=log_gate)
-    if _is_step(q, state, key_mask, cu_seqlens, log_gate):
+    if fade is not None:
+        _check_fade(fade, q)
+    is_plain = _is_plain(state, key_mask, cu_seqlens, log_gate)
+    if is_plain and q.shape[2] == 1:
         return _step(q, k, v, None, None, state, fade, normalise, eps)
     if fade is not None:
-        if _fades_by_chunks(fade, q, state, key_mask, cu_seqlens, log_gate):
+        if is_plain and q.shape[2]:
             return _fading(q, k, v, None, None, state, fade, normalise, chunk_size, eps)
         log_gate = _as_gate(fade, k, log_gate)
     if cu_seqlens is not None:
@@ -194,10 +197,13 @@ def causal_proportional_attention(
     check_inputs(q, k, v, key_mask)
     check_floating(p=p, s=s)
     check_same("b h t", k=k, q=q, p=p, s=s, log_gate=log_gate)
-    if _is_step(q, state, key_mask, cu_seqlens, log_gate):
+    if fade is not None:
+        _check_fade(fade, q)
+    is_plain = _is_plain(state, key_mask, cu_seqlens, log_gate)
+    if is_plain and q.shape[2] == 1:
         return _step(q, k, v, p, s, state, fade, normalise, eps)
     if fade is not None:
-        if _fades_by_chunks(fade, q, state, key_mask, cu_seqlens, log_gate):
+        if is_plain and q.shape[2]:
             return _fading(q, k, v, p, s, state, fade, normalise, chunk_size, eps)
         log_gate = _as_gate(fade, k, log_gate)
     if cu_seqlens is not None or log_gate is not None or q.shape[2] <= 1:
@@ -267,17 +273,10 @@ def _chunked(
     return o, LinearState(kv=kv, k=k_sum, log_decay=before.log_decay, length=length)
 
 
-def _is_step(
-    q: Tensor,
-    state: LinearState | None,
-    key_mask: Tensor | None,
-    cu_seqlens: Tensor | None,
-    log_gate: Tensor | None,
-) -> bool:
-    """Whether there is one token more, which is real, and no trail to note it on."""
-    if q.shape[2] != 1 or (isinstance(state, LinearState) and state.trail is not None):
-        return False
-    return key_mask is None and cu_seqlens is None and log_gate is None
+def _is_plain(state: LinearState | None, *others: Tensor | None) -> bool:
+    """Whether there are tokens and nothing else to heed: no pads, packing or gates, no trail."""
+    is_noted = isinstance(state, LinearState) and state.trail is not None
+    return not is_noted and all(other is None for other in others)
 
 
 def _step(
@@ -301,7 +300,6 @@ def _step(
     kv, k_sum, log_decay = before.kv, before.k, before.log_decay
     if fade is not None:
         assert log_decay is not None  # `_begin` saw to it.
-        _check_fade(fade, q)
         rate = k_sum.new_tensor(fade).unsqueeze(-1)
         kept = rate.exp()
         kv, k_sum, log_decay = kv * kept.unsqueeze(-1), k_sum * kept, log_decay + rate
@@ -317,20 +315,6 @@ def _step(
 def _check_fade(fade: Sequence[float], q: Tensor) -> None:
     if len(fade) != q.shape[1] or not all(-1 <= rate <= 0 for rate in fade):
         raise InputError(f"fade={tuple(fade)} must hold {q.shape[1]} rates from -1 to 0")
-
-
-def _fades_by_chunks(
-    fade: Sequence[float],
-    q: Tensor,
-    state: LinearState | None,
-    key_mask: Tensor | None,
-    cu_seqlens: Tensor | None,
-    log_gate: Tensor | None,
-) -> bool:
-    """Whether each token is one step further away, so that nothing but the distance counts."""
-    _check_fade(fade, q)
-    others = (key_mask, cu_seqlens, log_gate, None if state is None else state.trail)
-    return q.shape[2] > 1 and all(other is None for other in others)
 
 
 def _as_gate(fade: Sequence[float], k: Tensor, log_gate: Tensor | None) -> Tensor:

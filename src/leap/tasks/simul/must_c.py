@@ -94,7 +94,8 @@ def read_segments(path: Path) -> list[dict[str, Any]]:
     """The segments of talks in a YAML file."""
     import yaml
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # The fast one, where it was compiled.
+    # Both build plain values only, whatever the file says; the first, if compiled, is fast.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         found = yaml.load(read_text(path), Loader=loader)
     except yaml.YAMLError as error:

@@ -15,6 +15,7 @@ sound.
 """
 
 import re
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -26,13 +27,13 @@ from leap.tasks.simul.paths import Wait, states_needed, wait_schedule
 
 
 @dataclass(frozen=True)
-class Policy:
+class Policy(ABC):
     """Base of all policies."""
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """As `read_policy` reads it."""
-        raise NotImplementedError
 
     @property
     def drafts(self) -> int:
@@ -44,14 +45,14 @@ class Policy:
         """How many of the last chunks it has to know the attention to; 0 for none."""
         return 0
 
+    @abstractmethod
     def may_write(self, n_read: int, n_written: int) -> bool:
         """Whether one more piece may be written, after so many states and so many pieces."""
-        raise NotImplementedError
 
     def trusts(self, attention: Float[Tensor, "b window"]) -> Bool[Tensor, " b"]:
         """Whether pieces may stay that were found with this much attention to each of the last
-        chunks, the newest first."""
-        raise NotImplementedError
+        chunks, the newest first. Those of a policy that does not look at it always may."""
+        return torch.ones(len(attention), dtype=torch.bool, device=attention.device)
 
     def schedule(self, n_tokens: int, chunk_size: int) -> Tensor | None:
         """How many states each target token sees, to train for this policy; None for all."""
