@@ -150,7 +150,7 @@ def causal_linear_attention(
         return run_packed(op, cu_seqlens, tokens, state, key_mask)
 
     if state is None and log_gate is None and _is_short(q, chunk_size):
-        return _square(q, k, v, None, None, key_mask, normalise, eps)
+        return _square(q, k, v, None, None, key_mask, None, normalise, eps)
     before = _begin(q, k, v, state, features=k.shape[-1], gated=log_gate is not None)
     if not q.shape[2]:
         return v, before
@@ -224,7 +224,7 @@ def causal_proportional_attention(
         )
 
     if state is None and _is_short(q, chunk_size):
-        return _square(q, k, v, p, s, key_mask, normalise, eps)
+        return _square(q, k, v, p, s, key_mask, None, normalise, eps)
     before = _begin(q, k, v, state, features=2 * k.shape[-1])
     k, v = mask_tokens(k, key_mask), mask_tokens(v, key_mask)
     o, after = _chunked(q, k, v, p, s, before, key_mask, normalise, chunk_size, eps)
@@ -245,14 +245,25 @@ def _square(
     p: Tensor | None,
     s: Tensor | None,
     key_mask: Tensor | None,
+    fade: Sequence[float] | None,
     normalise: bool,
     eps: float,
 ) -> tuple[Tensor, LinearState]:
     """A short sequence from its beginning: no state is attended to, so scores are all there is."""
     k, v = mask_tokens(k, key_mask), mask_tokens(v, key_mask)
-    sees = square.causal(q.shape[2], q.device)
-    o = square.attend(q, k, v, p, s, sees=sees, normalise=normalise, eps=eps)
-    return o, _state_of(k if s is None else proportional(k, s), v, key_mask)
+    n = q.shape[2]
+    sees, left, log_decay = square.causal(n, q.device), None, None
+    if fade is not None:
+        order = torch.arange(n, device=q.device)
+        rate = torch.tensor(fade, dtype=accumulator(q, k, v), device=q.device).view(-1, 1, 1)
+        # Of tokens to come nothing is left: what would have grown is not seen.
+        left = torch.exp(rate * (order.unsqueeze(-1) - order).clamp_min(0))
+        log_decay = (n * rate).squeeze(-1).expand(len(q), -1, -1)
+    o = square.attend(q, k, v, p, s, sees=sees, left=left, normalise=normalise, eps=eps)
+    if left is not None:
+        k = k * left[:, -1, :, None]  # As the last token sees it.
+    after = _state_of(k if s is None else proportional(k, s), v, key_mask)
+    return o, after if log_decay is None else replace(after, log_decay=log_decay.expand_as(after.k))
 
 
 def _chunked(
@@ -337,6 +348,8 @@ def _fading(
     chunk_size: int | None,
     eps: float,
 ) -> tuple[Tensor, LinearState]:
+    if state is None and _is_short(q, chunk_size):
+        return _square(q, k, v, p, s, None, fade, normalise, eps)
     width = k.shape[-1] if s is None else 2 * k.shape[-1]
     before = _begin(q, k, v, state, features=width, gated=True)
     size = _chunk_size(chunk_size)

@@ -1,9 +1,10 @@
 """Linear attention by all of its scores, in O(t n): for sentences, faster than any state.
 
-    a_ij = (q_i . k_j) (x_i . y_j)                     over the j that i sees
+    a_ij = (q_i . k_j) (x_i . y_j) w_ij                over the j that i sees
     o_i  = sum_j a_ij v_j / max(sum_j a_ij, eps)
 
-x and y are LeaPformer's re-weighting, as in `chunked`. Autograd takes it back.
+x and y are LeaPformer's re-weighting, as in `chunked`, and w is what is left of scores that fade.
+Autograd takes it back.
 
 Axes: b batch, h heads, t queries, n keys, f features, e values.
 """
@@ -29,6 +30,7 @@ def attend(
     s: Tensor | None = None,
     *,
     sees: Tensor | None = None,
+    left: Tensor | None = None,
     normalise: bool = True,
     eps: float = 1e-6,
 ) -> Tensor:
@@ -38,6 +40,7 @@ def attend(
         q, k, v: features of queries and keys, and values; 0 at pads.
         p, s: proportions of the queries and of the keys, if there are any.
         sees: true where a query sees a key, `[t, n]` or `[b, 1, t, n]`; None where each sees all.
+        left: what is left of each score, `[h, t, n]`; None where all is.
         normalise: divide by the sum of scores; without it, the weighted sum itself.
         eps: floor of that sum.
     """
@@ -49,6 +52,8 @@ def attend(
             x, y = turn(p.to(total)), turn(s.to(total))
             assert x is not None and y is not None
             scores = scores * (x @ y.mT)
+        if left is not None:
+            scores = scores * left
         if sees is not None:
             scores = scores.masked_fill(~sees, 0)
         num = scores @ v.to(total)
