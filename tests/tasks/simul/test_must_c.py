@@ -88,3 +88,14 @@ def test_what_does_not_fit_is_named(must_c):
         read_segments(txt / "dev.yaml")
     with pytest.raises(FileError, match="no MuST-C at"):
         read_must_c(txt)
+
+
+def test_a_file_can_neither_run_code_nor_overflow_the_stack(tmp_path):
+    path, mark = tmp_path / "dev.yaml", tmp_path / "ran"
+    path.write_text(f"- !!python/object/apply:os.mkdir ['{mark}']\n", encoding="utf-8")
+    with pytest.raises(FileError, match=r"dev\.yaml is no YAML file .*could not determine"):
+        read_segments(path)
+    assert not mark.exists()
+    path.write_text("[" * 100_000, encoding="utf-8")
+    with pytest.raises(FileError, match=r"dev\.yaml is nested too deeply"):
+        read_segments(path)

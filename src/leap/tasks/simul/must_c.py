@@ -17,6 +17,8 @@ from leap.tasks.simul.corpus import PARTS, Audio, Corpus, Reader, Sentence, link
 from leap.tasks.simul.s2t import count_frames
 
 KEYS = ("wav", "offset", "duration")
+DEEPEST = 8
+"""Lists and mappings within each other; segments need two."""
 
 
 def read_must_c(folder: Path, source: str = "en", target: str = "de") -> Corpus:
@@ -96,8 +98,15 @@ def read_segments(path: Path) -> list[dict[str, Any]]:
 
     # Both build plain values only, whatever the file says; the first, if compiled, is fast.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    text, depth = read_text(path), 0
     try:
-        found = yaml.load(read_text(path), Loader=loader)
+        # The loaders go into what is nested by recursion, and the fast one has no guard.
+        for event in yaml.parse(text, Loader=loader):
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEEPEST:
+                raise FileError(f"{path} is nested too deeply for a list of segments")
+        found = yaml.load(text, Loader=loader)
     except yaml.YAMLError as error:
         raise FileError(f"{path} is no YAML file ({first_line(error)})") from error
     if not isinstance(found, list):
