@@ -251,19 +251,20 @@ def _square(
 ) -> tuple[Tensor, LinearState]:
     """A short sequence from its beginning: no state is attended to, so scores are all there is."""
     k, v = mask_tokens(k, key_mask), mask_tokens(v, key_mask)
-    n = q.shape[2]
-    sees, left, log_decay = square.causal(n, q.device), None, None
+    n, left = q.shape[2], None
+    rate = torch.tensor(fade or (), dtype=accumulator(q, k, v), device=q.device).view(-1, 1, 1)
     if fade is not None:
         order = torch.arange(n, device=q.device)
-        rate = torch.tensor(fade, dtype=accumulator(q, k, v), device=q.device).view(-1, 1, 1)
-        # Of tokens to come nothing is left: what would have grown is not seen.
+        # Towards tokens to come, which are not seen, it would grow without bounds.
         left = torch.exp(rate * (order.unsqueeze(-1) - order).clamp_min(0))
-        log_decay = (n * rate).squeeze(-1).expand(len(q), -1, -1)
+    sees = square.causal(n, q.device)
     o = square.attend(q, k, v, p, s, sees=sees, left=left, normalise=normalise, eps=eps)
     if left is not None:
         k = k * left[:, -1, :, None]  # As the last token sees it.
     after = _state_of(k if s is None else proportional(k, s), v, key_mask)
-    return o, after if log_decay is None else replace(after, log_decay=log_decay.expand_as(after.k))
+    if fade is not None:
+        after = replace(after, log_decay=(n * rate).squeeze(-1).expand_as(after.k))
+    return o, after
 
 
 def _chunked(
