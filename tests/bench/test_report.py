@@ -67,7 +67,9 @@ def test_files_are_written_and_hold_everything(tmp_path):
 
 
 def test_no_two_mechanisms_look_alike():
-    names = ["softmax", "softmax-bidirectional", "leap", "leap-w4", "leap-w64", "new", "newer"]
+    variants = ["", "-bidirectional", "-cache", "-reencode"]
+    names = [f"softmax{variant}" for variant in variants]
+    names += ["leap", "leap-w4", "leap-w64", "new", "newer"]
     styles = [tuple(style.items()) for style in reporting._styles(names).values()]
     assert len(set(styles)) == len(names)
 

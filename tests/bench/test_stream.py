@@ -9,6 +9,7 @@ from leap.bench.stream import (
     CACHE,
     OURS,
     REENCODE,
+    WINDOW,
     Speech,
     StreamBenchConfig,
     Text,
@@ -25,11 +26,13 @@ SMALL = ["--hidden-size", "16", "--heads", "2", "--layers", "1", "--vocabulary",
 
 def test_our_state_is_flat_and_softmax_keeps_everything(tmp_path, capsys):
     lengths = ["--lengths", "20", "60", "--sound", "2", "6", "--longest-reencoded", "30"]
+    lengths += ["--cross-window", "10"]
     main(["bench", "stream", *SMALL, *lengths, "--repeats", "1", "--output", str(tmp_path)])
     results = json.loads((tmp_path / "results.json").read_text())["results"]
     sizes = {(r["kind"], r["model"], r["length"]): r["state_bytes"] for r in results}
     for kind, short, long in (("text", 20, 60), ("speech", 2, 6)):
         assert sizes[kind, OURS, short] == sizes[kind, OURS, long]
+        assert sizes[kind, WINDOW, short] == sizes[kind, WINDOW, long]
         assert sizes[kind, CACHE, long] > 2 * sizes[kind, CACHE, short]
         assert (kind, REENCODE, short) in sizes
         assert (kind, REENCODE, long) not in sizes
@@ -44,7 +47,7 @@ def test_our_state_is_flat_and_softmax_keeps_everything(tmp_path, capsys):
 @pytest.mark.parametrize("kind", [Text, Speech])
 def test_keys_that_were_filled_in_are_as_many_as_reading_gives(kind):
     source = kind(StreamBenchConfig(**SIZES, lengths=(24,), sound=(2,)))
-    model = source.model("softmax")
+    model = source.model(CACHE)
     with torch.no_grad():
         read = read_on(model, source, States({}), 24)
         filled = fill(model, source, 24)

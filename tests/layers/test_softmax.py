@@ -45,6 +45,36 @@ def test_cross_attention_is_the_definition_whole_and_in_pieces(make_tokens, asse
     assert_same(torch.stack([y0, y1, y2], dim=1), expected, layer, x, source)
 
 
+def test_a_window_is_the_same_whole_and_in_pieces_and_bounds_the_state(make_tokens, assert_same):
+    layer, x, source = build(form="cross", window=3), make_tokens(4), make_tokens(9, seed=1)
+    visible = torch.tensor([2, 5, 8, 9])
+    order = torch.arange(9)
+    sees = (order < visible.unsqueeze(-1)) & (order >= visible.unsqueeze(-1) - 3)
+    expected = definition(layer, x, source, sees)
+    assert_same(layer(x, source=source, visible=visible)[0], expected, layer, x, source)
+
+    state, outputs, earlier = None, [], []
+    for i, (start, end) in enumerate([(0, 2), (2, 5), (5, 8), (8, 9)]):
+        y, state = layer.step(x[:, i], state, source=source[:, start:end])
+        outputs.append(y)
+        earlier.append(state.without_values())
+        assert state.k.shape[2] <= 3
+    assert_same(torch.stack(outputs, dim=1), expected, layer, x, source)
+    assert state.length.tolist() == [9] * len(x)
+
+    weights = layer.weights(x, source=source)
+    assert_close(weights[..., :6], torch.zeros_like(weights[..., :6]))
+    before = layer.shares(x, state, earlier)
+    expected = torch.stack([weights[..., :n].sum(-1) for n in (2, 5, 8, 9)], dim=-1)
+    assert_close(before, expected)
+
+
+@pytest.mark.parametrize(("form", "window"), [("causal", 3), ("bidirectional", 3), ("cross", 0)])
+def test_a_window_is_for_the_source_and_shows_something(form, window):
+    with pytest.raises(ConfigError, match="a window is for form='cross', of 1 or more"):
+        build(form=form, window=window)
+
+
 def test_positions_may_be_given(make_tokens):
     layer, x = build(rotary=True), make_tokens(LENGTH)
     at = torch.arange(100, 100 + LENGTH).expand(2, LENGTH)

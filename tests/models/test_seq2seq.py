@@ -30,6 +30,12 @@ KINDS = {
     },
     "linear": {"attention": "elu-linear"},
     "softmax": {"attention": "softmax"},
+    "windowed": {
+        "cross_attention": "softmax",
+        "cross_window": 3,
+        "position_embedding": "alibi",
+        "feature": "exp",
+    },
     "mixed": {
         "encoder_attention": ["softmax", "leapformer"],
         "decoder_attention": "leap",
@@ -104,7 +110,9 @@ def test_reading_and_writing_in_turn_is_the_same_as_all_at_once(kind, chunk):
     assert_close(in_turn(model, source, target, wanted, chunk), whole)
 
 
-@pytest.mark.parametrize("kind", ["leapformer", "leapformer-alibi", "linear", "softmax"])
+@pytest.mark.parametrize(
+    "kind", ["leapformer", "leapformer-alibi", "linear", "softmax", "windowed"]
+)
 @pytest.mark.parametrize("n_frames", [32, 29], ids="{0}-frames".format)
 @torch.no_grad()
 def test_speech_heard_in_chunks_is_the_same_as_all_at_once(kind, n_frames):
@@ -130,9 +138,9 @@ def test_with_alibi_states_look_back_only_and_forget():
 
 
 @torch.no_grad()
-def test_states_of_linear_attention_do_not_grow():
+def test_states_of_linear_attention_and_of_windows_do_not_grow():
     sizes = {}
-    for kind in ("leapformer", "softmax"):
+    for kind in ("leapformer", "softmax", "windowed"):
         model = make_model(kind, speech=True)
         states, sizes[kind] = States({}), []
         for _ in range(5):
@@ -140,6 +148,7 @@ def test_states_of_linear_attention_do_not_grow():
             _, states = model.write(make_source(1), states)
             sizes[kind].append(states.n_bytes)
     assert len(set(sizes["leapformer"])) == 1
+    assert len(set(sizes["windowed"][1:])) == 1  # two states, then the three of the window
     assert sizes["softmax"] == sorted(set(sizes["softmax"]))
 
 
@@ -161,7 +170,7 @@ def test_the_encoder_sees_no_later_chunk(speech):
     assert not torch.isclose(whole[:, :4], after[:, :4]).all()
 
 
-@pytest.mark.parametrize("kind", ["leapformer", "softmax", "mixed"])
+@pytest.mark.parametrize("kind", ["leapformer", "softmax", "windowed", "mixed"])
 @pytest.mark.parametrize("side", ["left", "right"])
 @torch.no_grad()
 def test_pads_of_the_source_change_nothing(kind, side):
@@ -374,6 +383,8 @@ def test_one_vocabulary_has_one_table_and_two_have_two():
         ({"decoder_attention": "none"}, "'none' is not known"),
         ({"position_embedding": "learned"}, "a stream may not"),
         ({"chunk_size": -1}, "chunk_size=-1"),
+        ({"cross_window": 8}, "cross_window=8 is for cross_attention='softmax'; leapformer keeps"),
+        ({"cross_attention": "softmax", "cross_window": 0}, "cross_window=0 must be 1 or more"),
         ({"label_smoothing": 1.0}, "label_smoothing=1.0"),
         ({"encoder_attention": ["softmax"]}, "1 entries for n_layer=2"),
     ],

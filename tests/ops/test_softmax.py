@@ -109,6 +109,55 @@ def test_a_schedule_shows_the_first_keys():
     assert_close(softmax_attention(*qkv, visible=visible[0])[0], actual[0])
 
 
+@pytest.mark.parametrize("window", [1, 3, 7])
+@pytest.mark.parametrize("scheduled", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_window_shows_the_last_real_keys_of_those_visible(window, scheduled, masked):
+    qkv = make_qkv(4, 7)
+    real = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [1, 0, 1, 1, 1, 0, 0]]).bool()
+    visible = torch.tensor([[0, 2, 5, 7], [1, 4, 6, 6]])
+    given = {"key_mask": real} if masked else {}
+    given |= {"visible": visible} if scheduled else {}
+    sees = torch.zeros(2, 1, 4, 7, dtype=torch.bool)
+    for row in range(2):
+        for i in range(4):
+            n_visible = int(visible[row, i]) if scheduled else 7
+            keys = [j for j in range(n_visible) if not masked or real[row, j]]
+            sees[row, 0, i, keys[-window:]] = True
+    actual = softmax_attention(*qkv, window=window, **given)
+    assert_same_with_gradients(actual, definition(*qkv, sees), qkv)
+    if not scheduled:  # the first query of the schedule sees no key
+        reference = softmax_attention_reference(*qkv, window=window, **given)
+        assert_same_with_gradients(reference, actual, qkv)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_state_can_keep_the_last_tokens_alone(masked):
+    q, k, v = make_qkv()
+    mask = torch.tensor([[1] * 9, [1, 0, 1, 1, 0, 0, 1, 0, 1]]).bool() if masked else None
+    state = SoftmaxState.empty(k, v)
+    for i in range(LENGTH):
+        token = slice(i, i + 1)
+        key_mask = None if mask is None else mask[:, token]
+        state = state.advance(k=k[:, :, token], v=v[:, :, token], key_mask=key_mask).last(3)
+    expected = softmax_attention(q, k, v, key_mask=mask, window=3)
+    assert_close(softmax_attention(q, state.k, state.v, key_mask=state.mask), expected)
+    assert state.length.tolist() == [9, 5 if masked else 9]
+    assert state.places[:, -3:].tolist()[0] == [7, 8, 9]
+    if not masked:
+        assert state.k.shape[2] == 3
+    with pytest.raises(InputError, match="cannot take back 1 tokens: the state has forgotten"):
+        state.rollback(1)
+
+    early, late = (
+        SoftmaxState.empty(k, v).advance(k=k[:, :, part], v=v[:, :, part]).last(3)
+        for part in (slice(4), slice(4, None))
+    )
+    merged = early.merge(late)
+    assert merged.length.tolist() == [9, 9]
+    assert_close(merged.last(3).k, k[:, :, -3:])
+
+
 def test_packed_sequences_are_as_if_alone():
     lengths = [3, 1, 5, 0]
     qkv = tuple(x[:1] for x in make_qkv())
@@ -134,7 +183,7 @@ def test_the_last_tokens_can_be_taken_back():
     for key_mask in (None, pads):
         _, longer = causal_softmax_attention(q, k, v, state.record(), key_mask=key_mask)
         assert_close(longer.rollback(4).tensors(), state.tensors())
-    with pytest.raises(InputError, match="cannot take back 14 tokens, 13 were read"):
+    with pytest.raises(InputError, match="cannot take back 14 tokens, 13 are kept"):
         longer.rollback(14)
 
 

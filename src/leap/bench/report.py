@@ -5,8 +5,9 @@ A bench gives numbers by name and number of tokens, and puts them on a `Page`.
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ COLOURS = {
 }
 OTHER_COLOURS = ("#cc79a7", "#e69f00", "#f0e442")
 WINDOW_MARKERS = "v^<>sDPX"
+VARIANT_LINES = ("--", ":", "-.")
 
 Numbers = Mapping[tuple[str, int], float]
 """What was measured, by the name of a mechanism or model and a number of tokens."""
@@ -151,16 +153,19 @@ def add_legend(figure: Figure) -> None:
 
 
 def _styles(names: list[str]) -> dict[str, dict[str, Any]]:
-    """A colour for each mechanism, a marker for each window, dashes for no causality."""
+    """A colour for each mechanism, a line for each variant of it, a marker for each window."""
     others, markers = iter(OTHER_COLOURS * len(names)), iter(WINDOW_MARKERS * len(names))
     colours = dict(COLOURS)
+    lines: dict[str, Iterator[str]] = {}
     styles = {}
     for name in names:
         base, _, variant = name.partition("-")
         colour = colours.setdefault(base, next(others) if base not in colours else "")
+        is_window = variant.startswith("w")
+        variants = lines.setdefault(base, cycle(VARIANT_LINES))
         styles[name] = {
             "color": colour,
-            "marker": next(markers) if variant.startswith("w") else "o",
-            "linestyle": "--" if variant == "bidirectional" else ":" if variant else "-",
+            "marker": next(markers) if is_window else "o",
+            "linestyle": ":" if is_window else next(variants) if variant else "-",
         }
     return styles

@@ -2,9 +2,11 @@
 
 A step of text reads one piece of the source and writes one of the target. A step of speech makes
 frames of 320 ms of sound, reads the states they give, and writes one piece. Our translation model
-does it on states of constant size. Beside it is the same model with softmax attention in two ways:
-with all its keys and values kept (`softmax-cache`), and with the source encoded anew at each step
-by an encoder that sees all of it (`softmax-reencode`), as the authors' system does.
+does it on states of constant size, whether it sees the source by linear attention (`leapformer`) or
+by softmax attention to a window of it (`leapformer-window`). Beside it is the same model with
+softmax attention everywhere, in two ways: with all its keys and values kept (`softmax-cache`), and
+with the source encoded anew at each step by an encoder that sees all of it (`softmax-reencode`), as
+the authors' system does.
 
 All have random weights, which take as long as trained ones. Ours really reads the source and writes
 the target up to where it is timed, a piece a step. For softmax attention that would take time in
@@ -48,7 +50,8 @@ from leap.models import (
 from leap.models.fbank import LeapformerFeatureExtractor
 from leap.ops.softmax import SoftmaxState
 
-OURS, CACHE, REENCODE = "leapformer", "softmax-cache", "softmax-reencode"
+OURS, WINDOW = "leapformer", "leapformer-window"
+CACHE, REENCODE = "softmax-cache", "softmax-reencode"
 AT_ONCE = 1000
 """States read, or pieces written, at once on the way to a length; no matter to what is timed."""
 STATES_PER_STEP = 4
@@ -81,6 +84,8 @@ class StreamBenchConfig(TurnsConfig):
     """Layers of the encoder, and of the decoder."""
     heads: int = 4
     """Heads of each attention."""
+    cross_window: int = 128
+    """States of the source that the model with a window sees."""
     vocabulary: int = 6000
     """Pieces that the models know."""
     output: Path = Path("runs/bench-stream")
@@ -88,7 +93,7 @@ class StreamBenchConfig(TurnsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        names = ("lengths", "sound", "hidden_size", "layers", "heads", "vocabulary")
+        names = ("lengths", "sound", "hidden_size", "layers", "heads", "cross_window", "vocabulary")
         check_at_least_one(**{name: getattr(self, name) for name in names})
         if not self.lengths and not self.sound:
             raise ConfigError("nothing to measure: give at least one of lengths or sound")
@@ -124,7 +129,7 @@ def _results(config: StreamBenchConfig, progress: Progress) -> Iterator[StreamRe
         if lengths
     ]
     total = sum(
-        2 + (source.n_states(length) <= config.longest_reencoded)
+        3 + (source.n_states(length) <= config.longest_reencoded)
         for source in sources
         for length in source.lengths
     )
@@ -151,16 +156,18 @@ class Source(ABC):
         self.lengths = sorted(set(lengths))
         self.random = torch.Generator().manual_seed(config.seed)
 
-    def model(self, attention: str) -> LeapformerForSeq2SeqLM:
-        """A model with random weights."""
+    def model(self, name: str) -> LeapformerForSeq2SeqLM:
+        """The model of a line, with random weights."""
         torch.manual_seed(self.config.seed)
         settings: dict[str, Any] = {
             "vocab_size": self.config.vocabulary,
             "hidden_size": self.config.hidden_size,
             "n_layer": self.config.layers,
             "n_heads": self.config.heads,
-            "attention": attention,
+            "attention": "softmax" if name in (CACHE, REENCODE) else "leapformer",
         }
+        if name == WINDOW:
+            settings |= {"cross_attention": "softmax", "cross_window": self.config.cross_window}
         model = self._build(settings)
         return model.eval().to(self.config.chosen_device())  # type: ignore[no-untyped-call]
 
@@ -246,18 +253,19 @@ class Speech(Source):
 
 
 def _measure(config: StreamBenchConfig, source: Source, steps: Steps) -> Iterator[StreamResult]:
-    ours, softmax = source.model(OURS), source.model("softmax")
-    kept, before = States({}), 0
+    ours, softmax = {name: source.model(name) for name in (OURS, WINDOW)}, source.model(CACHE)
+    kept, before = dict.fromkeys(ours, States({})), 0
     for length in source.lengths:
         n_states = source.n_states(length)
-        kept = read_on(ours, source, kept, n_states - before)
+        for name, model in ours.items():
+            kept[name] = read_on(model, source, kept[name], n_states - before)
         before = n_states
         filled = fill(softmax, source, n_states)
         calls: dict[str, Call] = {
-            OURS: partial(_step, ours, source, kept),
-            CACHE: partial(_step, softmax, source, filled),
+            name: partial(_step, model, source, kept[name]) for name, model in ours.items()
         }
-        sizes = {OURS: kept.n_bytes, CACHE: filled.n_bytes}
+        calls[CACHE] = partial(_step, softmax, source, filled)
+        sizes = {name: states.n_bytes for name, states in kept.items()} | {CACHE: filled.n_bytes}
         if n_states <= config.longest_reencoded:
             heard = source.draw(n_states)
             written = States({}).with_part("self", filled.of("self"))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from matplotlib.figure import Figure
 
 from leap.bench.report import Page, Table, add_legend, digits, draw, where
-from leap.bench.stream import REENCODE, Kind, StreamReport, StreamResult
+from leap.bench.stream import REENCODE, WINDOW, Kind, StreamReport, StreamResult
 
 KIB = 2**10
 Measured = Mapping[tuple[str, int], StreamResult]
@@ -70,7 +70,8 @@ def describe(report: StreamReport) -> str:
         f"{config.heads} heads, {config.vocabulary} pieces, random weights, one stream, "
         f"float32; {where(report.machine)}. A step of text reads one piece and writes one; a step "
         "of speech makes the frames of 320 ms, reads them, and writes one piece. Ours has read the "
-        "stream; the keys and values of softmax attention were filled with random numbers, as "
+        f"stream, and {WINDOW} sees the last {config.cross_window} states of it by softmax "
+        "attention; the keys and values of softmax everywhere were filled with random numbers, as "
         f"reading would take quadratic time. {REENCODE} encodes all of the source at each step."
     )
 
@@ -82,8 +83,8 @@ def plot(report: StreamReport) -> Figure:
     for axes, kind in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
         draw(axes, {case: 1e3 * r.seconds for case, r in results(report, kind).items()})
         axes.set_xlabel(f"source so far ({'pieces' if kind == 'text' else 'seconds of speech'})")
-        step = "piece" if kind == "text" else "320 ms"
-        axes.set_ylabel(f"{report.machine['clock']} a {step} (ms)")
+        step = "a piece" if kind == "text" else "320 ms of speech"
+        axes.set_ylabel(f"{report.machine['clock']} for {step} (ms)")
         axes.set_title(where(report.machine), fontsize=8)
     figure.suptitle("One more step of a stream", fontsize=11)
     add_legend(figure)

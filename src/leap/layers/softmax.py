@@ -31,11 +31,15 @@ from leap.ops.softmax import (
 class SoftmaxAttention(DotProductAttention):
     """Attention over `scaled_dot_product_attention`, with a state that grows by every token.
 
+    With a window it grows no further than that.
+
     Args:
         hidden_size, n_head: width of all heads together, and their number.
         form: "causal", "bidirectional" or "cross", see `DotProductAttention`.
         rotary: turn queries and keys by their positions.
         alibi: in the causal form, take off scores in proportion to distance.
+        window: in the cross form, how many tokens of the source each query sees: the last of those
+            that it may see, pads not counted. By default all.
         naive: hold all scores at once, as plain matrix products do, in place of
             `scaled_dot_product_attention`; not in the causal form. For comparisons.
         value_width: width of a head's values, by default that of its queries.
@@ -53,6 +57,7 @@ class SoftmaxAttention(DotProductAttention):
         form: Form = "causal",
         rotary: bool = False,
         alibi: bool = False,
+        window: int | None = None,
         naive: bool = False,
         value_width: int | None = None,
         bias: bool = True,
@@ -69,6 +74,11 @@ class SoftmaxAttention(DotProductAttention):
         )
         self.alibi = alibi
         check_alibi(alibi, form)
+        if window is not None and (form != "cross" or window < 1):
+            raise ConfigError(
+                f"window={window} in form={form!r}: a window is for form='cross', of 1 or more"
+            )
+        self.window = window
         if naive and form == "causal":
             raise ConfigError("naive=True is for form='bidirectional' or 'cross'")
         self.naive = naive
@@ -117,12 +127,17 @@ class SoftmaxAttention(DotProductAttention):
             after = after.advance(k=k, v=v, key_mask=key_mask)
         assert after is not None  # or there was nothing to attend to
         q = self._placed(self.q_proj(x), positions)
-        if self.naive:
-            o = softmax_attention_reference(
-                q, after.k, after.v, key_mask=after.mask, visible=visible, dropout=self._dropout
-            )
-            return o, after
-        return after.attend(q, visible=visible, dropout=self._dropout), after
+        attend = softmax_attention_reference if self.naive else softmax_attention
+        o = attend(
+            q,
+            after.k,
+            after.v,
+            key_mask=after.mask,
+            visible=visible,
+            window=self.window,
+            dropout=self._dropout,
+        )
+        return o, after if self.window is None else after.last(self.window)
 
     def weigh(
         self,
@@ -139,7 +154,7 @@ class SoftmaxAttention(DotProductAttention):
         k = self._placed(self.k_proj(source), source_positions).to(v.dtype)
         if self.form == "causal":
             return causal_softmax_attention(q, k, v, key_mask=key_mask, slopes=self._slopes(x))[0]
-        return softmax_attention(q, k, v, key_mask=key_mask)
+        return softmax_attention(q, k, v, key_mask=key_mask, window=self.window)
 
     def shares(
         self,
@@ -151,10 +166,8 @@ class SoftmaxAttention(DotProductAttention):
     ) -> Float[Tensor, "b h t n"]:
         """How much of its weights each token of x has on what was read before."""
         q = self._placed(self.q_proj(x), positions if self.looks_at_positions else None)
-        real = torch.ones_like(state.k[:, 0, :, 0], dtype=torch.bool)
-        place = (real if state.mask is None else state.mask).long().cumsum(dim=1)
         lengths = torch.stack([each.length for each in earlier], dim=1)
-        before = (place.unsqueeze(-1) <= lengths.unsqueeze(1)).to(q.dtype)
+        before = (state.places.unsqueeze(-1) <= lengths.unsqueeze(1)).to(q.dtype)
         # Attending to 1 where a key is among the earlier ones yields their weights' sum.
         values = before.unsqueeze(1).expand(-1, self.n_head, -1, -1)
         return softmax_attention(q, state.k, values, key_mask=state.mask)

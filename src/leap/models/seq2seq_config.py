@@ -27,6 +27,8 @@ class LeapformerSeq2SeqConfig(LeapformerConfig):
         encoder_layers: layers of the encoder; as many as the decoder's by default.
         attention: the mechanism of all parts that are given none of their own.
         encoder_attention, decoder_attention, cross_attention: of one part, a name, or one a layer.
+        cross_window: how many states of the source softmax cross-attention sees, and keeps: the
+            last of those that a token may see; all by default. Linear attention needs none.
         position_embedding: "sinusoidal", "rotary" (within each language), or "none". Learned
             positions would end somewhere, and a stream may not. With "alibi", what the encoder and
             the decoder see of their own language fades with distance, and positions are sinusoidal
@@ -52,6 +54,7 @@ class LeapformerSeq2SeqConfig(LeapformerConfig):
     encoder_attention: str | list[str] | None = None
     decoder_attention: str | list[str] | None = None
     cross_attention: str | list[str] | None = None
+    cross_window: int | None = None
     position_embedding: str = "sinusoidal"
     chunk_size: int = 0
     source_vocab_size: int | None = None
@@ -81,6 +84,9 @@ class LeapformerSeq2SeqConfig(LeapformerConfig):
         if name == "cross" and self.position_embedding in ("rotary", "alibi"):
             # Words of two languages that belong together do not stand at the same position.
             settings["position_embedding"] = "none"
+        if name == "cross" and self.cross_window is not None:
+            of_softmax = self.attention_options.get("softmax", {}) | {"window": self.cross_window}
+            settings["attention_options"] = self.attention_options | {"softmax": of_softmax}
         return LeapformerConfig(**settings)
 
     def form(self, name: Part) -> Form:
@@ -91,7 +97,7 @@ class LeapformerSeq2SeqConfig(LeapformerConfig):
 
     def _check_sizes(self) -> None:
         super()._check_sizes()
-        for name in ("encoder_layers", "source_vocab_size"):
+        for name in ("encoder_layers", "source_vocab_size", "cross_window"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value} must be 1 or more")
@@ -128,6 +134,11 @@ class LeapformerSeq2SeqConfig(LeapformerConfig):
                         f"attention{' in chunks' * (form == 'bidirectional')}; "
                         f"those that can are {', '.join(able)}"
                     )
+        if self.cross_window is not None and "softmax" not in self.part("cross").attentions:
+            raise ConfigError(
+                f"cross_window={self.cross_window} is for cross_attention='softmax'; "
+                f"{self.cross_attention} keeps a state of one size without any"
+            )
         self.layer_types = self.part("decoder").layer_types
 
 

@@ -2,8 +2,9 @@
 
     o_i = sum_j exp(q_i . k_j / sqrt(f)) v_j  /  sum_j exp(q_i . k_j / sqrt(f))
 
-with j <= i in the causal form. A query that sees no key gets 0. What the causal form keeps of the
-past is every key and value, so its state grows with each token where the linear ones do not.
+with j <= i in the causal form. A query that sees no key gets 0. What is kept of the past is every
+key and value, so the state grows with each token where the linear ones do not, unless queries see
+no more than a window of the last keys, and the state forgets those before it.
 
 Axes: b batch, h heads, t queries, n keys, f features, v values.
 """
@@ -32,6 +33,7 @@ def softmax_attention_reference(
     *,
     key_mask: Bool[Tensor, "b n"] | None = None,
     visible: Int[Tensor, " t"] | Int[Tensor, "b t"] | None = None,
+    window: int | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "b h t v"]:
     """The formula by plain matrix products, which hold all scores in memory at once.
@@ -40,7 +42,7 @@ def softmax_attention_reference(
     but for a query that sees no key: it gets the mean of the values.
     """
     scores = q @ k.mT / math.sqrt(q.shape[-1])
-    sees = _sight(k, key_mask, visible)
+    sees = _sight(k, key_mask, visible, window)
     if sees is not None:
         scores = scores.masked_fill(~sees, torch.finfo(scores.dtype).min)
     return F.dropout(scores.softmax(dim=-1), dropout) @ v
@@ -53,21 +55,23 @@ def softmax_attention(
     *,
     key_mask: Bool[Tensor, "b n"] | None = None,
     visible: Int[Tensor, " t"] | Int[Tensor, "b t"] | None = None,
+    window: int | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "b h t v"]:
-    """Attend to every key, or each query to the first few of them.
+    """Attend to every key, or each query to the first few of them, or to the last of those.
 
     Args:
         q, k, v: queries, keys and values.
         key_mask: true at real keys; others are not attended to.
         visible: how many keys each query sees, pads counted, never fewer than the one before; by
             default all.
+        window: how many of these each query sees at most, the last ones, pads not counted.
         dropout: share of the scores to drop.
     """
     _check(q, k, v, key_mask)
     if visible is not None:
         check_schedule(visible, q, k)
-    return _attend(q, k, v, key_mask, visible, dropout)
+    return _attend(q, k, v, _sight(k, key_mask, visible, window), dropout)
 
 
 def causal_softmax_attention(
@@ -110,12 +114,16 @@ def causal_softmax_attention(
     visible = None
     if q.shape[2] > 1:
         visible = torch.arange(n_past + 1, n_past + q.shape[2] + 1, device=q.device)
-    return _attend(q, after.k, after.v, after.mask, visible, dropout, slopes), after
+    sees = _sight(after.k, after.mask, visible)
+    if slopes is not None:
+        bias = _distance_bias(q, after.k, after.mask, slopes)
+        sees = bias if sees is None else bias.masked_fill(~sees, -torch.inf)
+    return _attend(q, after.k, after.v, sees, dropout), after
 
 
 @state
 class SoftmaxState(Recurrent):
-    """Every key and value so far."""
+    """Every key and value so far, or the last of them."""
 
     k: Float[Tensor, "b h n f"]
     v: Float[Tensor, "b h n v"]
@@ -153,17 +161,23 @@ class SoftmaxState(Recurrent):
             length=self.length + n_new,
         )
 
-    def attend(
-        self,
-        q: Float[Tensor, "b h t f"],
-        *,
-        visible: Int[Tensor, " t"] | Int[Tensor, "b t"] | None = None,
-        dropout: float = 0.0,
-    ) -> Float[Tensor, "b h t v"]:
-        """Attend to all that was read, without reading more."""
-        return softmax_attention(
-            q, self.k, self.v, key_mask=self.mask, visible=visible, dropout=dropout
-        )
+    def last(self, window: int) -> "SoftmaxState":
+        """The state with no more than each row's last `window` tokens, and pads between them."""
+        start, mask = self.k.shape[2] - window, None
+        if start <= 0:
+            return self
+        if self.mask is not None:
+            # A row with pads reaches further back than one without.
+            needed = self.mask & (self.places > self.length.unsqueeze(1) - window)
+            start = int(needed.any(dim=0).int().argmax())
+            mask = needed[:, start:]
+        return replace(self, k=self.k[:, :, start:], v=self.v[:, :, start:], mask=mask)
+
+    @property
+    def places(self) -> Int[Tensor, "b n"]:
+        """How many real tokens had been read with each that is kept, itself counted."""
+        real = _or_ones(self.mask, self.k)
+        return real.cumsum(dim=1) + (self.length - real.sum(dim=1)).unsqueeze(1)
 
     def concat(self, others: Iterable["SoftmaxState"]) -> "SoftmaxState":
         """The rows of this state, then those of the others, filled up with pads in front."""
@@ -183,7 +197,8 @@ class SoftmaxState(Recurrent):
 
     def merge(self, later: "SoftmaxState") -> "SoftmaxState":
         """The state after A then B, from the state after A and the one after B alone."""
-        return self.advance(k=later.k, v=later.v, key_mask=later.mask)
+        both = self.advance(k=later.k, v=later.v, key_mask=later.mask)
+        return replace(both, length=self.length + later.length)
 
     def without_values(self) -> "SoftmaxState":
         """What tells how much had been read: its length, and no keys."""
@@ -201,7 +216,12 @@ class SoftmaxState(Recurrent):
         """The state before its last `n` tokens, pads counted."""
         n_kept = self.k.shape[2] - n
         if n < 0 or n_kept < 0:
-            raise InputError(f"cannot take back {n} tokens, {self.k.shape[2]} were read")
+            raise InputError(f"cannot take back {n} tokens, {self.k.shape[2]} are kept")
+        if n and bool((self.length > _or_ones(self.mask, self.k).sum(dim=1)).any()):
+            raise InputError(
+                f"cannot take back {n} tokens: the state has forgotten those that would come "
+                "into the window instead; keep the state from before"
+            )
         mask = None if self.mask is None else self.mask[:, :n_kept]
         length = self.length - n if mask is None else mask.sum(dim=1)
         return replace(
@@ -209,30 +229,28 @@ class SoftmaxState(Recurrent):
         )
 
 
-def _attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_mask: Tensor | None,
-    visible: Tensor | None,
-    dropout: float,
-    slopes: Tensor | None = None,
-) -> Tensor:
-    sees = _sight(k, key_mask, visible)
-    if slopes is not None:
-        bias = _distance_bias(q, k, key_mask, slopes)
-        sees = bias if sees is None else bias.masked_fill(~sees, -torch.inf)
+def _attend(q: Tensor, k: Tensor, v: Tensor, sees: Tensor | None, dropout: float) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=sees, dropout_p=dropout)
 
 
-def _sight(k: Tensor, key_mask: Tensor | None, visible: Tensor | None) -> Tensor | None:
+def _sight(
+    k: Tensor, key_mask: Tensor | None, visible: Tensor | None, window: int | None = None
+) -> Tensor | None:
     """True where a query sees a key; None where all see all."""
     sees = None if key_mask is None else key_mask[:, None, None, :]
-    if visible is None:
+    if visible is not None:
+        rows = visible if visible.ndim == 2 else visible.unsqueeze(0)
+        stairs = torch.arange(k.shape[2], device=k.device) < rows[:, None, :, None]
+        sees = stairs if sees is None else sees & stairs
+    if window is None or k.shape[2] <= window:
         return sees
-    rows = visible if visible.ndim == 2 else visible.unsqueeze(0)
-    stairs = torch.arange(k.shape[2], device=k.device) < rows[:, None, :, None]
-    return stairs if sees is None else sees & stairs
+    # Counted from 1 at the first real key; of the keys that a query may see, the last has `seen`.
+    place = _or_ones(key_mask, k).cumsum(dim=1)
+    seen = place[:, -1:]
+    if visible is not None:
+        seen = F.pad(place, (1, 0)).take_along_dim(visible.expand(len(k), -1).long(), dim=1)
+    near = place[:, None, None, :] > (seen - window)[:, None, :, None]
+    return near if sees is None else sees & near
 
 
 def _distance_bias(q: Tensor, k: Tensor, key_mask: Tensor | None, slopes: Tensor) -> Tensor:

@@ -35,6 +35,8 @@ class ModelConfig:
     """Attention of the decoder to what it has written."""
     cross_attention: str | None = None
     """Attention of the decoder to the source."""
+    cross_window: int | None = None
+    """With softmax as cross-attention: how many states of the source are seen, and kept."""
     feature: str = "relu"
     """Feature map of LeaPformer, cosFormer and linear: relu, exp, square, ...; see
     `leap.ops.features`."""
@@ -82,6 +84,7 @@ def build_model(
         "n_layer": config.n_layer,
         "encoder_layers": config.encoder_layers,
         "n_heads": config.n_head,
+        "cross_window": config.cross_window,
         "feature": config.feature,
         "position_embedding": config.position_embedding,
         "hidden_dropout_prob": config.dropout,
