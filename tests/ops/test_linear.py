@@ -87,14 +87,17 @@ def test_proportional_is_the_plain_op_over_widened_features(length):
 
 
 @pytest.mark.parametrize("normalise", [True, False])
-@pytest.mark.parametrize("padded", [True, False])
-@pytest.mark.parametrize(("t", "n"), [(1, 1), (5, 9), (9, 5), (1100, 2050)])
-def test_attention_to_a_whole_sequence_is_the_plain_op_over_widened_features(
-    t, n, padded, normalise
-):
+@pytest.mark.parametrize("pads", [None, "between", "behind"])
+@pytest.mark.parametrize(("t", "n"), [(1, 1), (5, 9), (9, 5), (200, 300), (1400, 2050)])
+def test_attention_to_a_whole_sequence_is_the_plain_op_over_widened_features(t, n, pads, normalise):
     q, (_, k, v) = make_qkv(t)[0], make_qkv(n, seed=3)
     p, s = make_proportions(t)[0], make_proportions(n)[1]
-    mask = torch.arange(n).expand(2, n) % 3 != 1 if padded else None
+    order = torch.arange(n)
+    mask = {
+        None: None,
+        "between": (order % 3 != 1).expand(2, n),
+        "behind": order < torch.tensor([[n - n // 8], [n]]),  # Of the second row none.
+    }[pads]
     inputs = (q, k, v, p, s)
     wide_q, wide_k = proportional(q, p), proportional(k, s)
     scores = wide_q @ wide_k.mT * (1 if mask is None else mask[:, None, None])

@@ -5,7 +5,7 @@
 
 fq and fk are the features with LeaPformer's re-weighting multiplied in, [q x_1, q x_2] (see
 `chunked`). Twice as wide as the features, they are the largest tensors of the computation, and so
-are formed a stretch at a time, where they fit the cache, and once more in the backward:
+are formed a piece at a time, where they fit the cache, and once more in the backward:
 
     dfq_i  = kv g_i + k_sum h_i               g and h: gradients of numerator and denominator
     dkv    = sum_i fq_i g_i^T                 dk_sum = sum_i fq_i h_i
@@ -18,12 +18,10 @@ import torch
 from torch import Tensor
 
 from leap.ops.linear.chunked import (
-    TOKENS_AT_ONCE,
     like,
     normalised,
     part,
     put,
-    row_spans,
     spans,
     through_the_division,
     turn,
@@ -33,6 +31,9 @@ from leap.ops.linear.chunked import (
     widen_backward,
 )
 from leap.ops.state import as_given
+
+TOKENS_AT_ONCE = {"cpu": 2**12}  # Counted in each head; what is formed of them fits the cache.
+TOKENS_AT_ONCE_ELSEWHERE = 2**20
 
 
 @torch.library.custom_op("leap::linear_attention", mutates_args=())
@@ -53,14 +54,14 @@ def attend(
     """
     o, den, kv, k_sum = _outputs(q, k, v, p, total)
     with as_given(q):
-        for rows in row_spans(q):
+        for rows in _row_spans(q, k):
             kv_, k_sum_ = part(kv, rows).zero_(), part(k_sum, rows).unsqueeze(1).zero_()
-            for stretch in spans(k.shape[2], TOKENS_AT_ONCE):
+            for stretch in _stretches(k):
                 k_, v_, y, _ = _keys((k, v, s, key_mask), rows, stretch, total)
                 fk = widen(k_, y)
                 kv_.baddbmm_(fk.mT, v_)
                 k_sum_ += fk.sum(1, keepdim=True)
-            for stretch in spans(q.shape[2], TOKENS_AT_ONCE):
+            for stretch in _stretches(q):
                 q_, x, scale = _queries((q, p), rows, stretch, total)
                 fq = widen(q_, x)
                 num, den_ = torch.bmm(fq, kv_), torch.linalg.vecdot(fq, k_sum_).unsqueeze(-1)
@@ -92,22 +93,22 @@ def attend_backward(
     dq, dk, dv, dp, ds = like(q), like(k), like(v), like(p, q), like(s, q)
     total = kv.dtype
     with as_given(q):
-        for rows in row_spans(q):
+        for rows in _row_spans(q, k):
             kv_, k_sum_ = part(kv, rows), part(k_sum, rows).unsqueeze(1)
             dkv_, dk_sum_ = part(dkv, rows).clone(), part(dk_sum, rows).unsqueeze(1).clone()
-            for stretch in spans(q.shape[2], TOKENS_AT_ONCE):
+            for stretch in _stretches(q):
                 q_, x, scale = _queries((q, p), rows, stretch, total)
                 do_, o_, den_ = (part(y, rows, stretch) for y in (do, o, den))
                 g, h = through_the_division(do_, o_, den_, scale, normalise, eps)
                 dfq = torch.bmm(g, kv_.mT).addcmul_(h, k_sum_)
                 grad, dx = widen_backward(dfq, q_, x)
-                put(grad * scale, dq, rows, stretch)
-                if dx is not None and x is not None:
+                put(grad, dq, rows, stretch)
+                if p is not None and dx is not None:
                     put(turn_backward(dx, x), dp, rows, stretch)
                 fq = widen(q_, x)
                 dkv_.baddbmm_(fq.mT, g)
                 dk_sum_.baddbmm_(h.mT, fq)
-            for stretch in spans(k.shape[2], TOKENS_AT_ONCE):
+            for stretch in _stretches(k):
                 k_, v_, y, real = _keys((k, v, s, key_mask), rows, stretch, total)
                 dfk = torch.bmm(v_, dkv_.mT).add_(dk_sum_)
                 dvalues = torch.bmm(widen(k_, y), dkv_)
@@ -121,14 +122,34 @@ def attend_backward(
     return dq, dk, dv, dp, ds
 
 
+def _row_spans(q: Tensor, k: Tensor) -> list[slice]:
+    """The batch cut into as many sequences as are computed at once, or one if they are long.
+
+    Of one sequence every head can be read where a projection leaves it, of several they are copied.
+    """
+    longest = max(1, q.shape[2], k.shape[2])
+    return spans(q.shape[0], max(1, _tokens_at_once(q) // longest))
+
+
+def _stretches(x: Tensor) -> list[slice]:
+    """The tokens cut into as many as are computed at once."""
+    return spans(x.shape[2], _tokens_at_once(x))
+
+
+def _tokens_at_once(x: Tensor) -> int:
+    """How many tokens of all heads are computed at once."""
+    in_each_head = TOKENS_AT_ONCE.get(x.device.type, TOKENS_AT_ONCE_ELSEWHERE)
+    return max(1, in_each_head // max(1, x.shape[1]))
+
+
 def _queries(
     queries: tuple[Tensor, Tensor | None], rows: slice, stretch: slice, total: torch.dtype
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """A stretch of scaled queries, what re-weights them, and the scale."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A stretch of queries, what re-weights and scales them, and the scale alone."""
     q, p = (None if x is None else part(x, rows, stretch).to(total) for x in queries)
     assert q is not None
-    scale = unit_scale(q)
-    return q * scale, turn(p), scale
+    scale, x = unit_scale(q), turn(p)
+    return q, scale if x is None else x * scale, scale
 
 
 def _keys(
@@ -147,6 +168,8 @@ def _keys(
     if key_mask is None:
         return k, v, turn(s), None
     real = part(key_mask.expand(-1, keys[0].shape[1], -1, -1), rows, stretch)
+    if real.device.type == "cpu" and bool(real.all()):  # Elsewhere to look is to wait.
+        return k, v, turn(s), None
     s = None if s is None else torch.where(real.squeeze(-1), s, 0)
     return torch.where(real, k, 0), torch.where(real, v, 0), turn(s), real
 
