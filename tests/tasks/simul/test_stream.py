@@ -9,7 +9,7 @@ from leap.models.fbank import LeapformerFeatureExtractor
 from leap.tasks.simul import stream as streaming
 from leap.tasks.simul.model import ModelConfig, build_model
 from leap.tasks.simul.policies import AlignAtt, LocalAgreement, TailMass, read_policy
-from leap.tasks.simul.sources import TextSource
+from leap.tasks.simul.sources import PAUSE, TextSource
 from leap.tasks.simul.stream import Interpreter, StreamPool
 from leap.tasks.simul.vocabulary import BOS, EOS, PAD, UNK
 
@@ -349,17 +349,61 @@ def test_a_reset_makes_each_sentence_a_source_of_its_own(vocabulary):
     assert source.pieces.count(EOS) >= 2
 
 
-def test_speech_is_reset_in_a_pause(vocabulary):
-    first, second = make_sound(0.64), make_sound(0.48, 3)
-    pause = np.zeros(16000 * 64 // 100, np.float32)
-    stream = make(vocabulary, "wait-1/4", speech=True, reset=32).stream()
-    words = stream.push(np.concatenate([first, pause]))
-    before = stream._row.n_read
-    assert words and before < 32
-    assert stream.push(second) + stream.finish()
+def with_pause(milliseconds, first=0.6):
+    """Sound, a pause, and sound again."""
+    pause = np.zeros(16 * milliseconds, np.float32)
+    return np.concatenate([make_sound(first), pause, make_sound(0.5, seed=3)])
+
+
+@pytest.mark.parametrize("first", [0.2, 0.6, 0.7], ids="{0}-s".format)
+def test_a_pause_ends_a_sentence_of_speech_wherever_it_falls(vocabulary, first):
+    interpreter = make(vocabulary, speech=True, reset=100)
+
+    def lengths(sound):
+        """Frames of each sentence."""
+        source, found = interpreter.row().source, [0]
+        source.push(sound)
+        source.finish()
+        n_read = 0
+        while (chunk := source.take(n_read)) is not None:
+            found[-1] += len(chunk.content)
+            n_read += chunk.n_states
+            if chunk.is_last:
+                found.append(n_read := 0)
+        return found[:-1]
+
+    short, long = lengths(with_pause(200, first)), lengths(with_pause(500, first))
+    assert len(short) == 1
+    assert len(long) == 2
+    assert long[0] == pytest.approx(100 * first + PAUSE, abs=3)  # Frames overlap where sound ends.
+    assert 48 <= long[1] <= 100 - PAUSE  # Of silence before it, whole chunks are passed over.
+
+
+def test_resets_of_speech_do_not_depend_on_how_it_is_cut(vocabulary):
+    interpreter = make(vocabulary, "wait-1/4", speech=True, reset=100)
+    sound = with_pause(500)
+    whole = run(interpreter.stream(), [sound])
+    assert run(interpreter.stream(), np.split(sound, range(370, len(sound), 370))) == whole
+    assert run(make(vocabulary, "wait-1/4", speech=True).stream(), [sound]) != whole
+
+
+def test_speech_without_a_pause_is_reset_at_the_latest_after_so_many_states(vocabulary):
     endless = make(vocabulary, "wait-1/4", speech=True, reset=16).stream()
     endless.push(make_sound(1.5))
     assert endless._row.n_read < 16
+
+
+@torch.no_grad()
+def test_a_stream_in_a_pause_is_gone_on_with_after_saving_and_forking(vocabulary, tmp_path):
+    interpreter = make(vocabulary, "wait-1/4", speech=True, reset=100)
+    sound = with_pause(500)
+    whole = run(interpreter.stream(), [sound])
+    stream = interpreter.stream()
+    cut = int(16000 * 0.8)  # Where the pause is not yet long enough.
+    words = stream.push(sound[:cut])
+    stream.save(tmp_path / "stream.safetensors")
+    for other in (stream.fork(), interpreter.load(tmp_path / "stream.safetensors")):
+        assert " ".join(words + other.push(sound[cut:]) + other.finish()) == whole
 
 
 def test_wrong_input_is_an_error_that_says_so(vocabulary):

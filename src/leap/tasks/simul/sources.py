@@ -22,8 +22,10 @@ ENDS = (".", "?", "!", "…", "。")
 QUOTES = "\"'»«”“)]"
 SILENCE = 7.0
 """Mean log energy of a frame's bands that counts as sound: that of about three steps of 16 bits."""
-PAUSE = -1.0
-"""Mean of a chunk's normalised frames, in deviations from the usual, that counts as a pause."""
+QUIET = -1.0
+"""Mean of a normalised frame, in deviations from the usual, below which it is quiet."""
+PAUSE = 30
+"""Quiet frames in a row, of 10 ms each, that make a pause."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +131,8 @@ class SpeechSource:
         extractor: makes frames of it.
         frames_per_state: as many become one state.
         chunk_size: states to a chunk; 0 for the whole source.
-        reset: end a sentence in the first pause after half as many states, and at the latest after
-            so many; None to end only with the source.
+        reset: end a sentence where there is a pause, and at the latest after so many states; None
+            to end only with the source.
     """
 
     def __init__(
@@ -149,6 +151,9 @@ class SpeechSource:
         self.frames: Frames
         self.sound: FrameStream
         self.is_ended: bool
+        self.n_quiet: int
+        """Quiet frames at the end of what was read, if a louder one was before them in this
+        sentence, or -1."""
         self._begin()
 
     def push(self, source: Any) -> None:
@@ -181,21 +186,24 @@ class SpeechSource:
             if not size and not n_read:
                 self._begin()
                 return None
+        pause = None if self.reset is None else self._until_pause(self.frames[:size])
+        size = size if pause is None else pause
         frames, self.frames = self.frames[:size], self.frames[size:]
-        n_states = -(-len(frames) // self.frames_per_state)
-        is_last = self.is_ended and not len(self.frames)
+        n_states = -(-size // self.frames_per_state)
+        is_full = self.reset is not None and n_read + n_states >= self.reset
+        is_last = pause is not None or is_full
         if is_last:
+            self.n_quiet = -1
+        if self.is_ended and not len(self.frames):
+            is_last = True
             self._begin()
-        elif self.reset is not None:
-            n_read += n_states
-            is_pause = 2 * n_read >= self.reset and float(frames.mean()) < PAUSE
-            is_last = is_pause or n_read >= self.reset
         return Chunk(torch.from_numpy(frames), n_states, is_last, self._is_heard(frames))
 
     def fork(self) -> "SpeechSource":
         """The same, to go another way."""
         other = SpeechSource(self.extractor, self.frames_per_state, self.chunk_size, self.reset)
         other.frames, other.sound = self.frames, self.sound.fork()
+        other.n_quiet = self.n_quiet
         return other
 
     def kept(self) -> dict[str, Tensor]:
@@ -203,17 +211,31 @@ class SpeechSource:
         return {
             "frames": torch.from_numpy(self.frames)[None],
             "rest": torch.from_numpy(self.sound.rest.copy())[None],
+            "source_count": torch.tensor([[self.n_quiet]]),
         }
 
     def restore(self, kept: Any) -> None:
         """Go on from what was saved."""
         self.frames = kept.frames[0].numpy()
         self.sound.rest = kept.rest[0].numpy()
+        self.n_quiet = int(kept.source_count[0])
+
+    def _until_pause(self, frames: Frames) -> int | None:
+        """How many of the next frames there are until a pause has lasted; None if none does."""
+        for i, loudness in enumerate(frames.mean(axis=1)):
+            if loudness >= QUIET:
+                self.n_quiet = 0
+            elif self.n_quiet >= 0:
+                self.n_quiet += 1
+            if self.n_quiet >= PAUSE:
+                return i + 1
+        return None
 
     def _begin(self) -> None:
         self.frames = np.zeros((0, self.extractor.feature_size), np.float32)
         self.sound = self.extractor.stream()
         self.is_ended = False
+        self.n_quiet = -1
 
     def _is_heard(self, frames: Frames) -> bool:
         if not len(frames):
