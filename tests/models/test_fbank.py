@@ -123,6 +123,9 @@ def test_what_is_no_sound_of_ours_is_refused(shapes_unchecked):
     for make in (extractor, extractor.frames):
         with pytest.raises(InputError, match="no finite numbers"):
             make(np.full(1600, np.nan, np.float32))
+        for sound in (np.full(1600, 99, np.int32), [2] * 1600, np.full(1600, 9e3, np.float32)):
+            with pytest.raises(InputError, match=r"a sample of \d+; give numbers from -1 to 1"):
+                make(sound)
 
 
 def test_statistics_that_do_not_fit_are_refused():

@@ -23,7 +23,10 @@ def test_sound_and_translation_become_what_the_model_takes(processor):
     batch = processor(sound, ["eins", "eins zwei"], sampling_rate=16000, return_tensors="pt")
     assert batch["input_features"].shape == (2, 20, 80)
     assert batch["attention_mask"].sum(dim=1).tolist() == [10, 20]
-    assert batch["labels"].tolist() == [[1, 0], [1, 2]]
+    assert batch["labels"].tolist() == [[1, -100], [1, 2]]
+    assert processor(text=["eins", "eins zwei"])["labels"] == [[1, -100], [1, 2]]
+    assert processor(text="zwei", return_tensors="np")["labels"].tolist() == [[2]]
+    assert processor(text="zwei")["labels"] == [2]
     assert set(processor(sound[0])) == {"input_features", "attention_mask"}
     assert set(processor(text="zwei")) == {"labels"}
 

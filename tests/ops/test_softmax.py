@@ -146,6 +146,7 @@ def test_a_state_can_keep_the_last_tokens_alone(masked):
     assert state.places[:, -3:].tolist()[0] == [7, 8, 9]
     if not masked:
         assert state.k.shape[2] == 3
+    assert_close(state.rollback(0).tensors(), state.tensors())
     with pytest.raises(InputError, match="cannot take back 1 tokens: the state has forgotten"):
         state.rollback(1)
 
@@ -156,6 +157,25 @@ def test_a_state_can_keep_the_last_tokens_alone(masked):
     merged = early.merge(late)
     assert merged.length.tolist() == [9, 9]
     assert_close(merged.last(3).k, k[:, :, -3:])
+
+
+def test_what_is_dropped_is_not_kept_in_memory():
+    _, k, v = make_qkv(500)
+    state = SoftmaxState.empty(k, v).advance(k=k, v=v)
+    for smaller in (state.last(3), state.without_values()):
+        assert smaller.k.untyped_storage().nbytes() == smaller.k.numel() * 8
+        assert smaller.v.untyped_storage().nbytes() == smaller.v.numel() * 8
+
+
+def test_rows_together_have_no_more_pads_than_the_longest_asks_for():
+    _, k, v = make_qkv()
+    mask = torch.tensor([[0] * 6 + [1] * 3, [0] * 4 + [1, 0, 0, 1, 0]]).bool()
+    state = SoftmaxState.empty(k, v).advance(k=k, v=v, key_mask=mask)
+    joined = state.concat([state.select(torch.tensor([1]))])
+    assert joined.k.shape[2] == 3
+    assert joined.length.tolist() == [3, 2, 2]
+    assert_close(joined.k[0], k[0, :, 6:])
+    assert_close(joined.k[2, :, 1:], k[1][:, [4, 7]])
 
 
 def test_packed_sequences_are_as_if_alone():

@@ -77,13 +77,19 @@ def stream(config: StreamConfig) -> None:
     console = Console(highlight=False)
     lags: list[Amount] = []
     laggings: list[float] = []
+    is_begun = False
     with _until_interrupted(config.microphone) as stopped:
         for event in live.translate(config, stopped=stopped):
             if isinstance(event, live.Written):
                 lags.append(event.lag)
-                _show(console, event, unit if config.lag else "")
+                if config.lag:
+                    _show(console, event, unit)
+                else:
+                    print(f" {event.word}" if is_begun else event.word, end="", flush=True)
+                is_begun = True
             else:
                 print(flush=True)
+                is_begun = False
                 laggings += [] if event.lagging is None else [event.lagging]
     if lags:
         words = "1 word" if len(lags) == 1 else f"{len(lags)} words"
@@ -96,9 +102,7 @@ def stream(config: StreamConfig) -> None:
 
 def _show(console: Console, written: live.Written, unit: str) -> None:
     """A word and its lag, as suits a terminal, or a file, where each word has a line."""
-    if not unit:
-        print(written.word, end=" ", flush=True)
-    elif console.is_terminal:
+    if console.is_terminal:
         lag = f" {written.lag:+.0f}{'ms' * (unit == 'ms')}"
         console.print(Text.assemble(written.word, (lag, "dim")), end=" ", soft_wrap=True)
     else:

@@ -137,7 +137,9 @@ class SoftmaxAttention(DotProductAttention):
             window=self.window,
             dropout=self._dropout,
         )
-        return o, after if self.window is None else after.last(self.window)
+        if source is None or self.window is None:
+            return o, after
+        return o, after.last(self.window)
 
     def weigh(
         self,

@@ -206,6 +206,8 @@ class Decoder(LeapformerPreTrainedModel):
         """Go on from target tokens `[b, t]`: hidden states, and what to go on with."""
         x = self._embedded(tokens)
         written, read = states.of("self"), states.of("cross")
+        if not read:
+            raise InputError("nothing has been read to write about; call read first")
         positions = token_positions(x, written[0] if written else None)  # type: ignore[arg-type]
         x, after, _ = self._run(x, written or [None] * len(self.layers), read, positions)
         return x, states.with_part("self", after)

@@ -20,6 +20,8 @@ Frames = Float[np.ndarray, "frames bins"]
 
 FULL_SCALE = 32768
 """Kaldi's largest sample; ours is 1."""
+LOUDEST = 32.0
+"""Sample that cannot be meant to lie between -1 and 1."""
 
 
 class LeapformerFeatureExtractor(SequenceFeatureExtractor):
@@ -181,7 +183,10 @@ class FrameStream:
 
 
 def as_samples(sound: Any) -> Samples:
-    """Samples from -1 to 1 as float32, from any kind of number; 16-bit integers are scaled."""
+    """Samples from -1 to 1 as float32; integers of 16 bits are scaled, others must be that already.
+
+    A little more than 1, as resampling gives, is let pass.
+    """
     samples = np.asarray(sound)
     if samples.ndim != 1:
         raise InputError(
@@ -190,9 +195,15 @@ def as_samples(sound: Any) -> Samples:
         )
     if samples.dtype == np.int16:
         return samples.astype(np.float32) / FULL_SCALE
+    limit = 1 if samples.dtype.kind in "iu" else LOUDEST
     samples = samples.astype(np.float32)
     if not np.isfinite(samples).all():
         raise InputError("the recording holds samples that are no finite numbers")
+    if len(samples) and (loudest := float(np.abs(samples).max())) > limit:
+        raise InputError(
+            f"the recording holds a sample of {loudest:g}; give numbers from -1 to 1, or integers "
+            "of 16 bits (np.int16)"
+        )
     return samples
 
 

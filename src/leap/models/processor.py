@@ -7,6 +7,9 @@ from transformers import BatchFeature, PreTrainedTokenizerFast, ProcessorMixin
 from leap.errors import InputError
 from leap.models.fbank import LeapformerFeatureExtractor
 
+IGNORED = -100
+"""A label that the loss leaves out, as everywhere in Hugging Face."""
+
 
 class LeapformerProcessor(ProcessorMixin):
     """Makes `input_features` of sound, `labels` of text, and text of what was generated.
@@ -35,6 +38,8 @@ class LeapformerProcessor(ProcessorMixin):
     ) -> BatchFeature:
         """What the model takes: of sound, of its translation, or of both.
 
+        Labels are -100 where shorter translations were filled up, which the loss leaves out.
+
         Args:
             audio: one recording or several, as `LeapformerFeatureExtractor` takes them.
             text: one translation or several.
@@ -50,6 +55,12 @@ class LeapformerProcessor(ProcessorMixin):
                 audio, sampling_rate, padding=padding, return_tensors=return_tensors
             )
         if text is not None:
-            written = self.tokenizer(text, padding=padding, return_tensors=return_tensors)
-            found["labels"] = written["input_ids"]
+            rows = [text] if isinstance(text, str) else text
+            written = self.tokenizer(rows, padding=padding)
+            labels = [
+                [piece if is_real else IGNORED for piece, is_real in zip(*row, strict=True)]
+                for row in zip(written["input_ids"], written["attention_mask"], strict=True)
+            ]
+            is_one = isinstance(text, str) and return_tensors is None
+            found.update(BatchFeature({"labels": labels[0] if is_one else labels}, return_tensors))
         return found

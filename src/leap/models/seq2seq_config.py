@@ -28,7 +28,9 @@ class LeapformerSeq2SeqConfig(LeapformerConfig):
         attention: the mechanism of all parts that are given none of their own.
         encoder_attention, decoder_attention, cross_attention: of one part, a name, or one a layer.
         cross_window: how many states of the source softmax cross-attention sees, and keeps: the
-            last of those that a token may see; all by default. Linear attention needs none.
+            last of those that a token may see; all by default. What has left the window before
+            it is written about is lost, so that a model that reads everything first, as `generate`
+            does, wants one as long as its sources. Linear attention needs none.
         position_embedding: "sinusoidal", "rotary" (within each language), or "none". Learned
             positions would end somewhere, and a stream may not. With "alibi", what the encoder and
             the decoder see of their own language fades with distance, and positions are sinusoidal

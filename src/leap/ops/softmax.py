@@ -171,7 +171,10 @@ class SoftmaxState(Recurrent):
             needed = self.mask & (self.places > self.length.unsqueeze(1) - window)
             start = int(needed.any(dim=0).int().argmax())
             mask = needed[:, start:]
-        return replace(self, k=self.k[:, :, start:], v=self.v[:, :, start:], mask=mask)
+        k, v = self.k[:, :, start:], self.v[:, :, start:]
+        if start > window:  # A view would keep all that was read in memory.
+            k, v = k.clone(), v.clone()
+        return replace(self, k=k, v=v, mask=mask)
 
     @property
     def places(self) -> Int[Tensor, "b n"]:
@@ -180,7 +183,10 @@ class SoftmaxState(Recurrent):
         return real.cumsum(dim=1) + (self.length - real.sum(dim=1)).unsqueeze(1)
 
     def concat(self, others: Iterable["SoftmaxState"]) -> "SoftmaxState":
-        """The rows of this state, then those of the others, filled up with pads in front."""
+        """The rows of this state, then those of the others, filled up with pads in front.
+
+        No more of them than the longest row asks for, whatever there was before.
+        """
         states = [self, *others]
         n = max(x.k.shape[2] for x in states)
         k, v = (
@@ -190,7 +196,7 @@ class SoftmaxState(Recurrent):
         masks = [_or_ones(x.mask, x.k) for x in states]
         mask = torch.cat([F.pad(x, (n - x.shape[1], 0)) for x in masks])
         # Pads that stood behind go to the front as well, where `rollback` does not count them.
-        order = mask.int().argsort(dim=1, stable=True)
+        order = mask.int().argsort(dim=1, stable=True)[:, n - int(mask.sum(dim=1).max()) :]
         k, v = (x.take_along_dim(order[:, None, :, None], dim=2) for x in (k, v))
         length = torch.cat([x.length for x in states])
         return SoftmaxState(k, v, mask.take_along_dim(order, dim=1), length=length)
@@ -202,14 +208,15 @@ class SoftmaxState(Recurrent):
 
     def without_values(self) -> "SoftmaxState":
         """What tells how much had been read: its length, and no keys."""
-        return replace(self, k=self.k[:, :, :0], v=self.v[:, :, :0], mask=None)
+        k, v = (x.new_empty(*x.shape[:2], 0, x.shape[3]) for x in (self.k, self.v))
+        return replace(self, k=k, v=v, mask=None)
 
     def layout(self) -> dict[str, list[int]]:
         """Heads and width of keys and values: what stays the same as tokens are read."""
         return {name: [x.shape[1], x.shape[3]] for name, x in (("k", self.k), ("v", self.v))}
 
     def record(self, limit: int = 64) -> "SoftmaxState":
-        """The state itself: as it keeps everything, any number of tokens can be taken back."""
+        """The state itself: all tokens that it keeps can be taken back, if none were dropped."""
         return self
 
     def rollback(self, n: int) -> "SoftmaxState":
@@ -223,10 +230,9 @@ class SoftmaxState(Recurrent):
                 "into the window instead; keep the state from before"
             )
         mask = None if self.mask is None else self.mask[:, :n_kept]
-        length = self.length - n if mask is None else mask.sum(dim=1)
-        return replace(
-            self, k=self.k[:, :, :n_kept], v=self.v[:, :, :n_kept], mask=mask, length=length
-        )
+        taken = n if self.mask is None else self.mask[:, n_kept:].sum(dim=1)
+        k, v = self.k[:, :, :n_kept], self.v[:, :, :n_kept]
+        return replace(self, k=k, v=v, mask=mask, length=self.length - taken)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, sees: Tensor | None, dropout: float) -> Tensor:

@@ -72,6 +72,28 @@ def test_a_missing_talk_costs_its_own_segments_alone(must_c):
     assert corpus.left_out[0].startswith("segment 1 of dev: no sound file at")
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("offset", "abc", "its offset is 'abc', no time in seconds"),
+        ("offset", "null", "its offset is None, no time"),
+        ("offset", "-0.4", "its offset is -0.4, no time"),
+        ("duration", ".nan", "its duration is nan, no time"),
+        ("duration", "true", "its duration is True, no time"),
+        ("wav", "5", "its wav is 5, no name of a file"),
+    ],
+)
+def test_a_segment_with_a_wrong_value_is_left_out_alone(must_c, key, value, message):
+    path = must_c / "en-de/data/dev/txt/dev.yaml"
+    segment = {"duration": "1.0", "offset": "0.5", "wav": "ted_1.wav"} | {key: value}
+    written = ", ".join(f"{name}: {x}" for name, x in segment.items())
+    _, second = path.read_text(encoding="utf-8").splitlines()
+    path.write_text(f"- {{{written}}}\n{second}\n", encoding="utf-8")
+    corpus = read_must_c(must_c)
+    assert [sentence.target for sentence in corpus.parts["valid"]] == ["zwei"]
+    assert corpus.left_out[0].startswith(f"segment 1 of dev: {message}")
+
+
 def test_what_does_not_fit_is_named(must_c):
     txt = must_c / "en-de/data/dev/txt"
     (txt / "dev.de").write_text("eins\n", encoding="utf-8")

@@ -64,9 +64,12 @@ def test_bad_files_are_named(folder):
     (folder / "val.de").write_bytes(b"f\xfcnf\n")
     with pytest.raises(FileError, match=r"val\.de is no text in UTF-8"):
         read_parallel(folder)
-    (folder / "train.de.gz").write_bytes(b"torn")
-    with pytest.raises(FileError, match=r"train\.de\.gz is no text"):
-        read_parallel(folder)
+    damaged = bytearray((folder / "train.de.gz").read_bytes())
+    damaged[10:14] = b"torn"
+    for content in (b"torn", damaged):
+        (folder / "train.de.gz").write_bytes(content)
+        with pytest.raises(FileError, match=r"train\.de\.gz is no text"):
+            read_parallel(folder)
 
 
 def test_multi30k_is_whole(data, monkeypatch, shapes_unchecked):

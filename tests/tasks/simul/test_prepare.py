@@ -101,14 +101,17 @@ def test_recordings_become_batches_and_a_bad_one_is_left_out(tmp_path, store):
         assert len(read_sound(Path(path))) >= 4800
 
 
-def test_a_recording_with_a_sample_that_is_no_number_is_left_out(tmp_path):
+@pytest.mark.parametrize("store", ["features", "sound"])
+def test_a_recording_with_a_sample_that_is_no_number_is_left_out(tmp_path, store):
     given = make_manifest(tmp_path / "given")
     for name in ("train1", "test2"):
         sound = np.zeros(2400, np.float32)
         sound[5] = np.nan
         soundfile.write(given / f"{name}.wav", sound, 8000, subtype="FLOAT")
     found = prepare(
-        PrepareConfig(corpus="s2t", data=given, vocabulary=40, output=tmp_path / "prepared")
+        PrepareConfig(
+            corpus="s2t", data=given, vocabulary=40, store=store, output=tmp_path / "prepared"
+        )
     )
     assert found.facts["sentences"] == {"train": 3, "valid": 5, "test": 4}
     assert np.isfinite(found.extractor.mean).all() and np.isfinite(found.extractor.std).all()

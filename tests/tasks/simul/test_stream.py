@@ -9,7 +9,7 @@ from leap.models.fbank import LeapformerFeatureExtractor
 from leap.tasks.simul import stream as streaming
 from leap.tasks.simul.model import ModelConfig, build_model
 from leap.tasks.simul.policies import AlignAtt, LocalAgreement, TailMass, read_policy
-from leap.tasks.simul.sources import PAUSE, TextSource
+from leap.tasks.simul.sources import PAUSE, QUIET, SILENCE, TextSource
 from leap.tasks.simul.stream import Interpreter, StreamPool
 from leap.tasks.simul.vocabulary import BOS, EOS, PAD, UNK
 
@@ -42,13 +42,22 @@ def make(
     speech=False,
     seed=0,
     attention="leapformer",
+    window=None,
     sizes=SMALL,
     **options,
 ):
     """An interpreter whose random model has opinions, in double precision."""
     options = {"longest": 1.0} | options  # Short, and never in the way of a schedule.
     torch.manual_seed(seed)
-    config = ModelConfig(**sizes, attention=attention, dropout=0.0, subsampling=2, ctc_weight=0.0)
+    config = ModelConfig(
+        **sizes,
+        attention=attention,
+        cross_attention=None if window is None else "softmax",
+        cross_window=window,
+        dropout=0.0,
+        subsampling=2,
+        ctc_weight=0.0,
+    )
     model = build_model(config, vocabulary, N_BINS if speech else None).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -203,8 +212,52 @@ def test_what_a_policy_does_not_trust_is_not_written(vocabulary):
     assert wary.finish()
 
 
-def test_streams_can_join_a_pool_and_leave_it(vocabulary):
-    interpreter = make(vocabulary, "wait-2", attention="softmax")
+@pytest.mark.parametrize("policy", [*SCHEDULED, *ADAPTIVE], ids=name)
+def test_with_a_window_streams_are_the_same_alone_and_in_a_pool(vocabulary, policy):
+    interpreter = make(vocabulary, policy, window=3)
+    sources = [TEXT, "seven nine", "one five hundred seven"]
+    alone = [run(interpreter.stream(), [source]) for source in sources]
+    if name(policy) in SCHEDULED:
+        assert alone == [batch_greedy(interpreter, source) for source in sources]
+    pool = interpreter.pool(3)
+    for _ in range(2):  # In another order again: nothing is left in a row.
+        sources, alone = sources[1:] + sources[:1], alone[1:] + alone[:1]
+        words = [[], [], []]
+        for i in range(max(map(len, sources))):
+            for said, new in zip(
+                words, pool.push([each[i : i + 1] for each in sources]), strict=True
+            ):
+                said += new
+        for said, new in zip(words, pool.finish(), strict=True):
+            said += new
+        assert [" ".join(said) for said in words] == alone
+
+
+@pytest.mark.parametrize("policy", [ALIGN, TAIL], ids=name)
+def test_a_window_that_is_all_too_new_is_refused(vocabulary, policy):
+    with pytest.raises(ConfigError, match=r"the last 2 source states, .* than cross_window=2; it"):
+        make(vocabulary, policy, window=2)
+    stream = make(vocabulary, policy, window=3).stream()
+    stream.push(TEXT + " ")
+    assert stream._row.n_read > 3
+
+
+def test_a_pool_whose_streams_end_by_turns_does_not_grow(vocabulary):
+    pool = make(vocabulary, "wait-2", attention="softmax").pool(2)
+    sizes = []
+    for _ in range(4):
+        pool.push(["one seven ", "five "])
+        pool.finish([0])
+        pool.push(["nine ", "seven "])
+        pool.finish([1])
+        pool.finish([0])
+        sizes.append(pool.states.n_bytes)
+    assert len(set(sizes)) == 1
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_streams_can_join_a_pool_and_leave_it(vocabulary, window):
+    interpreter = make(vocabulary, "wait-2", attention="softmax", window=window)
     first, second = TEXT.split(), ["seven", "nine", "one", "five"]
     expected = [run(interpreter.stream(), [[w] for w in each]) for each in (first, second)]
     streams = [interpreter.stream(), interpreter.stream()]
@@ -221,8 +274,11 @@ def test_streams_can_join_a_pool_and_leave_it(vocabulary):
 
 @pytest.mark.parametrize("speech", [False, True], ids=["text", "speech"])
 @pytest.mark.parametrize("policy", ["wait-3", AGREE, ALIGN], ids=name)
-def test_a_stream_can_be_forked_and_saved_in_the_middle(vocabulary, policy, speech, tmp_path):
-    interpreter = make(vocabulary, policy, speech=speech)
+@pytest.mark.parametrize("window", [None, 9])
+def test_a_stream_can_be_forked_and_saved_in_the_middle(
+    vocabulary, policy, speech, window, tmp_path
+):
+    interpreter = make(vocabulary, policy, speech=speech, window=window)
     source = make_sound(0.6) if speech else TEXT
     expected = run(interpreter.stream(), [source])
     for cut in (len(source) // 2, len(source) // 3):  # In the middle of a word.
@@ -385,6 +441,21 @@ def test_resets_of_speech_do_not_depend_on_how_it_is_cut(vocabulary):
     whole = run(interpreter.stream(), [sound])
     assert run(interpreter.stream(), np.split(sound, range(370, len(sound), 370))) == whole
     assert run(make(vocabulary, "wait-1/4", speech=True).stream(), [sound]) != whole
+
+
+def test_noise_and_clicks_in_a_pause_are_no_sentence(vocabulary):
+    """What is quiet, if not silent, says nothing, nor is it waited for."""
+    interpreter = make(vocabulary, "wait-1/4", speech=True, reset=100)
+    noise = np.random.default_rng(0).normal(size=3 * 16000).astype(np.float32) * 5e-5
+    chunk = interpreter.extractor.normalise(interpreter.extractor.frames(noise))
+    assert chunk.max() < QUIET
+    assert interpreter.extractor.energy(chunk).max() > SILENCE
+    expected = run(interpreter.stream(), [np.concatenate([make_sound(0.6), noise[:5600]])])
+    stream = interpreter.stream()
+    words = stream.push(np.concatenate([make_sound(0.6), noise]))
+    assert stream._row.n_read == 0
+    noise[::16000] = 0.5
+    assert " ".join(words + stream.push(noise) + stream.finish()) == expected
 
 
 def test_speech_without_a_pause_is_reset_at_the_latest_after_so_many_states(vocabulary):

@@ -111,7 +111,7 @@ class LinearState(Recurrent):
 
     def without_values(self) -> "LinearState":
         """The sum of the keys alone: what tells how weights are shared out, but attends to none."""
-        return replace(self, kv=self.kv[..., :0], trail=None)
+        return replace(self, kv=self.kv.new_empty(*self.kv.shape[:-1], 0), trail=None)
 
     def without(
         self,

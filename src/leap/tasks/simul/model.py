@@ -36,7 +36,8 @@ class ModelConfig:
     cross_attention: str | None = None
     """Attention of the decoder to the source."""
     cross_window: int | None = None
-    """With softmax as cross-attention: how many states of the source are seen, and kept."""
+    """With softmax as cross-attention: how many states of the source are seen, and kept: as many as
+    a source has that is read as a whole, or that the longest wait takes, and more."""
     feature: str = "relu"
     """Feature map of LeaPformer, cosFormer and linear: relu, exp, square, ...; see
     `leap.ops.features`."""

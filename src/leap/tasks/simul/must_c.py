@@ -7,6 +7,7 @@ OmniSTEval and others how to cut a long recording.
 """
 
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +47,10 @@ def read_must_c(folder: Path, source: str = "en", target: str = "de") -> Corpus:
                 )
         for number, (segment, left, right) in enumerate(zip(segments, *texts, strict=True)):
             with reader.sentence(f"segment {number + 1} of {name}"):
-                path = split / "wav" / segment["wav"]
+                wav, offset, duration = _checked(segment)
+                path = split / "wav" / wav
                 rate = rate_of(path)
-                audio = Audio(
-                    path, round(segment["offset"] * rate), round(segment["duration"] * rate)
-                )
+                audio = Audio(path, round(offset * rate), round(duration * rate))
                 sentence = Sentence(
                     left,
                     right,
@@ -116,6 +116,17 @@ def read_segments(path: Path) -> list[dict[str, Any]]:
             if not isinstance(segment, dict) or key not in segment:
                 raise FileError(f"segment {number} of {path} has no {key}")
     return found
+
+
+def _checked(segment: dict[str, Any]) -> tuple[str, float, float]:
+    """Name of the recording, offset and duration, if they are such."""
+    wav, offset, duration = (segment[key] for key in KEYS)
+    if not isinstance(wav, str):
+        raise FileError(f"its wav is {wav!r}, no name of a file")
+    for key, value in (("offset", offset), ("duration", duration)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < inf:
+            raise FileError(f"its {key} is {value!r}, no time in seconds")
+    return wav, offset, duration
 
 
 def _lines(path: Path) -> list[str]:

@@ -1,6 +1,7 @@
 """Plain parallel text: a file a language, line by line; or one file with tabs between languages."""
 
 import gzip
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -84,7 +85,7 @@ def _read_lines(path: Path) -> list[str]:
     try:
         content = path.read_bytes()
         text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise FileError(f"{path} is no text in UTF-8 ({error})") from error
     # Not splitlines, which also cuts at rarer separators that other tools leave alone.
     return text.removesuffix("\n").split("\n")

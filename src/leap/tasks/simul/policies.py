@@ -45,6 +45,12 @@ class Policy(ABC):
         """How many of the last chunks it has to know the attention to; 0 for none."""
         return 0
 
+    @property
+    def too_new(self) -> int:
+        """How many of the last chunks are too new to be relied on; 0 for a policy that does not
+        look at the attention."""
+        return 0
+
     @abstractmethod
     def may_write(self, n_read: int, n_written: int) -> bool:
         """Whether one more piece may be written, after so many states and so many pieces."""
@@ -162,6 +168,11 @@ class AlignAtt(Adaptive):
         """As far as it looks back."""
         return self.longest
 
+    @property
+    def too_new(self) -> int:
+        """As given."""
+        return self.chunks
+
     def trusts(self, attention: Float[Tensor, "b window"]) -> Bool[Tensor, " b"]:
         """Whether the most attended chunk is older than those."""
         before = 1 - attention.sum(dim=1, keepdim=True)
@@ -194,6 +205,11 @@ class TailMass(Adaptive):
     @property
     def window(self) -> int:
         """The last few."""
+        return self.chunks
+
+    @property
+    def too_new(self) -> int:
+        """The same."""
         return self.chunks
 
     def trusts(self, attention: Float[Tensor, "b window"]) -> Bool[Tensor, " b"]:

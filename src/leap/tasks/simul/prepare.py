@@ -32,7 +32,14 @@ from leap.tasks.simul.prompts import TARGETS, prompts_sound, read_prompts
 from leap.tasks.simul.s2t import read_part, read_s2t, write_config, write_part
 from leap.tasks.simul.simuleval import write_simuleval
 from leap.tasks.simul.speak import speaker
-from leap.tasks.simul.speech import Progress, SoundOf, Store, estimate, store_speech
+from leap.tasks.simul.speech import (
+    Progress,
+    SoundOf,
+    Store,
+    estimate,
+    store_speech,
+    those_heard,
+)
 from leap.tasks.simul.vocabulary import (
     SENTENCEPIECE,
     SPECIAL,
@@ -228,6 +235,8 @@ def _prepare(
             corpus = _store_recordings(corpus, path, extractor, progress)
         elif sound_of is not None:
             corpus = store_speech(corpus, path, sound_of, extractor, config.store, progress)
+        else:
+            corpus = those_heard(corpus, extractor, progress)
         statistics = estimate(corpus.parts["train"], extractor)
         statistics.save(path / "gcmvn.npz")
         extractor = LeapformerFeatureExtractor(mean=statistics.mean, std=statistics.std)
@@ -298,11 +307,14 @@ def _store_recordings(
         for is_framed in (True, False)
     )
     if not recorded["train"]:
-        return corpus
+        return those_heard(corpus, extractor, progress)
+    framed_only = those_heard(replace(corpus, parts=framed), extractor, progress)
     stored = store_speech(
-        replace(corpus, parts=recorded), path, _recording, extractor, "features", progress
+        replace(framed_only, parts=recorded), path, _recording, extractor, "features", progress
     )
-    parts = {part: [*stored.parts.get(part, ()), *found] for part, found in framed.items()}
+    parts = {
+        part: [*stored.parts.get(part, ()), *framed_only.parts.get(part, ())] for part in framed
+    }
     return replace(stored, parts={part: found for part, found in parts.items() if found})
 
 

@@ -7,6 +7,7 @@ Half an hour of real speech, so that all of the pipeline can be tried on some; t
 to translate by.
 """
 
+import lzma
 import tarfile
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def prompts_sound(folder: Path | None = None) -> SoundOf:
                 file = archive.extractfile(member)
                 if file is not None:
                     recordings[member.name] = file.read()
-    except (OSError, tarfile.TarError) as error:
+    except (OSError, EOFError, tarfile.TarError, lzma.LZMAError) as error:
         raise FileError(f"no recordings can be read from {packed} ({first_line(error)})") from error
 
     def sound_of(part: str, sentence: Sentence) -> tuple[Samples, str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
 from leap.errors import ConfigError, InputError
@@ -22,10 +23,12 @@ ENDS = (".", "?", "!", "…", "。")
 QUOTES = "\"'»«”“)]"
 SILENCE = 7.0
 """Mean log energy of a frame's bands that counts as sound: that of about three steps of 16 bits."""
-QUIET = -1.0
-"""Mean of a normalised frame, in deviations from the usual, below which it is quiet."""
+QUIET = 0.0
+"""Loudest band of a normalised frame, in deviations from the usual, below which it is quiet."""
 PAUSE = 30
 """Quiet frames in a row, of 10 ms each, that make a pause."""
+SHORTEST = 10
+"""Louder frames that make a sentence, if it may end in a pause; fewer are a click."""
 
 
 @dataclass(frozen=True)
@@ -151,9 +154,10 @@ class SpeechSource:
         self.frames: Frames
         self.sound: FrameStream
         self.is_ended: bool
+        self.n_loud: int
+        """With resets: frames of this sentence that are not quiet."""
         self.n_quiet: int
-        """Quiet frames at the end of what was read, if a louder one was before them in this
-        sentence, or -1."""
+        """With resets: quiet frames since the last of these."""
         self._begin()
 
     def push(self, source: Any) -> None:
@@ -192,18 +196,19 @@ class SpeechSource:
         n_states = -(-size // self.frames_per_state)
         is_full = self.reset is not None and n_read + n_states >= self.reset
         is_last = pause is not None or is_full
+        is_heard = self._is_heard(frames) and (self.reset is None or self.n_loud >= SHORTEST)
         if is_last:
-            self.n_quiet = -1
+            self.n_loud = self.n_quiet = 0
         if self.is_ended and not len(self.frames):
             is_last = True
             self._begin()
-        return Chunk(torch.from_numpy(frames), n_states, is_last, self._is_heard(frames))
+        return Chunk(torch.from_numpy(frames), n_states, is_last, is_heard)
 
     def fork(self) -> "SpeechSource":
         """The same, to go another way."""
         other = SpeechSource(self.extractor, self.frames_per_state, self.chunk_size, self.reset)
         other.frames, other.sound = self.frames, self.sound.fork()
-        other.n_quiet = self.n_quiet
+        other.n_loud, other.n_quiet = self.n_loud, self.n_quiet
         return other
 
     def kept(self) -> dict[str, Tensor]:
@@ -211,22 +216,20 @@ class SpeechSource:
         return {
             "frames": torch.from_numpy(self.frames)[None],
             "rest": torch.from_numpy(self.sound.rest.copy())[None],
-            "source_count": torch.tensor([[self.n_quiet]]),
+            "source_count": torch.tensor([[self.n_loud, self.n_quiet]]),
         }
 
     def restore(self, kept: Any) -> None:
         """Go on from what was saved."""
         self.frames = kept.frames[0].numpy()
         self.sound.rest = kept.rest[0].numpy()
-        self.n_quiet = int(kept.source_count[0])
+        self.n_loud, self.n_quiet = kept.source_count[0].tolist()
 
     def _until_pause(self, frames: Frames) -> int | None:
         """How many of the next frames there are until a pause has lasted; None if none does."""
-        for i, loudness in enumerate(frames.mean(axis=1)):
-            if loudness >= QUIET:
-                self.n_quiet = 0
-            elif self.n_quiet >= 0:
-                self.n_quiet += 1
+        for i, is_quiet in enumerate(_are_quiet(frames)):
+            self.n_loud += not is_quiet
+            self.n_quiet = self.n_quiet + 1 if is_quiet and self.n_loud else 0
             if self.n_quiet >= PAUSE:
                 return i + 1
         return None
@@ -235,12 +238,17 @@ class SpeechSource:
         self.frames = np.zeros((0, self.extractor.feature_size), np.float32)
         self.sound = self.extractor.stream()
         self.is_ended = False
-        self.n_quiet = -1
+        self.n_loud = self.n_quiet = 0
 
     def _is_heard(self, frames: Frames) -> bool:
-        if not len(frames):
+        """Whether there is anything but silence; with resets, anything but what makes pauses."""
+        if not len(frames) or (self.reset is not None and _are_quiet(frames).all()):
             return False
         return bool(self.extractor.energy(frames).max() > SILENCE)
+
+
+def _are_quiet(frames: Frames) -> Bool[np.ndarray, " frames"]:
+    return frames.max(axis=1) < QUIET
 
 
 Source = TextSource | SpeechSource

@@ -15,7 +15,7 @@ from typing import Literal
 from leap.errors import FileError
 from leap.models.fbank import Frames, LeapformerFeatureExtractor, Samples
 from leap.tasks.simul.audio import write_frames, write_sound
-from leap.tasks.simul.corpus import Audio, Corpus, Sentence
+from leap.tasks.simul.corpus import Audio, Corpus, Reader, Sentence
 from leap.tasks.simul.features import Statistics, load_frames
 from leap.tasks.simul.s2t import read_part, write_part
 from leap.training.folder import write_whole
@@ -83,6 +83,25 @@ def store_speech(
     if not parts.get("train"):
         raise FileError(f"no sentence of {corpus.name} can be heard ({(left_out or ['?'])[0]})")
     return replace(corpus, parts=parts, left_out=left_out)
+
+
+def those_heard(
+    corpus: Corpus, extractor: LeapformerFeatureExtractor, progress: Progress | None = None
+) -> Corpus:
+    """The corpus less the sentences whose sound cannot be read where it lies."""
+    total = sum(map(len, corpus.parts.values()))
+    reader, done = Reader(), 0
+    for part, sentences in corpus.parts.items():
+        for sentence in sentences:
+            with reader.sentence(f"{part} {sentence.id}"):
+                if sentence.audio is None:
+                    raise FileError("it has no sound")
+                load_frames(sentence.audio, extractor)
+                reader.parts.setdefault(part, []).append(sentence)
+            done += 1
+            if progress is not None:
+                progress("sentences", done, total)
+    return replace(corpus, parts=reader.parts, left_out=[*corpus.left_out, *reader.left_out])
 
 
 def estimate(sentences: Sequence[Sentence], extractor: LeapformerFeatureExtractor) -> Statistics:

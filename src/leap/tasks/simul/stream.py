@@ -116,6 +116,13 @@ class Interpreter:
         self.cross: Any = model.get_decoder().layers[-1].cross_attention
         if policy.window and not isinstance(self.cross, DotProductAttention):
             raise ConfigError(f"{policy.name} needs a cross-attention whose weights are known")
+        window = getattr(self.cross, "window", None)
+        if window is not None and policy.too_new and window <= chunk_size * policy.too_new:
+            raise ConfigError(
+                f"{policy.name} trusts nothing of the last {chunk_size * policy.too_new} source "
+                f"states, and the model sees no more than cross_window={window}; it would write "
+                "nothing before the end"
+            )
         self.blank = self._blank()
 
     def stream(self) -> "Stream":
@@ -136,7 +143,7 @@ class Interpreter:
             raise FileError(f"{path} holds no stream of this model and policy")
         row = self.row()
         try:
-            row.restore(kept)
+            row.restore(kept.to("cpu"))
         except AttributeError as error:
             raise FileError(f"{path} holds no stream of this kind of source") from error
         return Stream(StreamPool(self, [row], found))
@@ -560,10 +567,9 @@ class StreamPool:
         if rows == list(range(n)):
             self.states = new
             return
-        order = list(range(n))
-        for place, i in enumerate(rows):
-            order[i] = n + place
-        self.states = self.states.concat([new]).select(torch.tensor(order))
+        others = [i for i in range(n) if i not in rows]
+        order = torch.tensor([*others, *rows]).argsort()
+        self.states = self.states.select(torch.tensor(others)).concat([new]).select(order)
 
 
 @dataclass(frozen=True)
