@@ -187,7 +187,7 @@ VERBS = {
         config=AblateConfig,
         run=ablate,
         examples=[
-            ("lra ablate --task image --budget 120", "ten models, in two hours"),
+            ("lra ablate --task image --budget 120", "nine models, in two hours"),
             ("lra ablate --sizes 0.2 1.5 --sharing shared --steps 500", "four models, briefly"),
         ],
     ),

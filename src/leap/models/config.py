@@ -44,7 +44,7 @@ class LeapformerConfig(PreTrainedConfig):
         intermediate_size: width of the feed-forward layers; 4 hidden_size by default.
         attention: name of the mechanism in `ATTENTIONS`, or one name a layer for a hybrid.
         attention_options: further arguments of a mechanism's layer, by the mechanism's name, as
-            {"linformer": {"rows": 64}}.
+            {"linformer": {"n_mixture": 64}}.
         attention_dropout: share of scores, or of attended values, that attentions drop.
         layer_types: the same in Hugging Face's words: "linear_attention" for `attention`,
             "full_attention" for softmax, "sliding_attention" for LEAP over the layer's window.

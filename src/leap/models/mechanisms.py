@@ -141,6 +141,7 @@ ATTENTIONS: dict[str, Mechanism] = {
     "exp": Mechanism(_linear(feature="exp")),
     "sinh": Mechanism(_linear(feature="sinh")),
     "neg-sinh": Mechanism(_linear(feature="neg_sinh")),
+    # As in RoFormer, equation 19; LeaPformer's authors turn half of a head, and scale queries down.
     "rope-linear": Mechanism(_linear(feature="elu_plus_one", rotary=True)),
     "leap": Mechanism(_leap, forms=("causal", "bidirectional"), rotary=False),
     **{name: _encoder(kind) for name, kind in EFFICIENT.items()},

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -79,7 +79,8 @@ class Fitted:
     seconds_per_step: float | None
     """Wall time, the median; None if no step was timed."""
     cpu_seconds_per_step: float | None
-    """The same of this process's CPU time, over all its threads."""
+    """This process's CPU time, over all its threads: the mean, as batches may be of any length and
+    what other programs take is not in it."""
     history: list[dict[str, Any]]
     """Points of the learning curve: `step` with `loss`, or with `eval_loss`."""
 
@@ -151,7 +152,7 @@ def fit(
         best_score=None if measure is None else best[f"eval_{measure.name}"],
         averaged=mean is not None,
         seconds_per_step=_median(state.log_history, "seconds_per_step"),
-        cpu_seconds_per_step=_median(state.log_history, "cpu_seconds_per_step"),
+        cpu_seconds_per_step=_mean(state.log_history, "cpu_seconds_per_step"),
         history=state.log_history,
     )
 
@@ -365,8 +366,11 @@ class _Watch(TrainerCallback):
         if logs and "loss" in logs:
             self.loss = logs["loss"]
             if self.times:
-                wall, cpu = (median(kind) for kind in zip(*self.times, strict=True))
-                state.log_history[-1] |= {"seconds_per_step": wall, "cpu_seconds_per_step": cpu}
+                wall, cpu = zip(*self.times, strict=True)
+                state.log_history[-1] |= {
+                    "seconds_per_step": median(wall),
+                    "cpu_seconds_per_step": fmean(cpu),
+                }
             self.times = []
 
     def on_evaluate(
@@ -403,6 +407,15 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if drawn:
             logging.enable_progress_bar()
+
+
+def _mean(history: list[dict[str, Any]], name: str) -> float | None:
+    """Of all steps, where each row has that of the steps since the row before."""
+    rows = [row for row in history if name in row]
+    if not rows:
+        return None
+    steps = np.diff([row["step"] for row in rows], prepend=0)
+    return float(np.average([row[name] for row in rows], weights=steps))
 
 
 def _median(history: list[dict[str, Any]], name: str) -> float | None:

@@ -46,6 +46,7 @@ def layer(request):
 PADS = {
     "left": lambda t: torch.arange(t) >= torch.tensor([[5], [0]]),
     "right": lambda t: torch.arange(t) < torch.tensor([[t - 6], [3]]),
+    "nearly-all": lambda t: torch.arange(t) < torch.tensor([[t], [1]]),
     "holes": lambda t: torch.rand(2, t, generator=torch.Generator().manual_seed(1)) < 0.6,
 }
 

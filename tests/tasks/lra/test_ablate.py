@@ -51,6 +51,11 @@ def test_variants_are_every_size_shared_and_not_and_two_without_nets():
     assert {v.name for v in own} <= {f"{name}-own" for name in names[:4]}
     hidden = [v.changes["proportion_hidden"] for v in own]
     assert hidden == sorted(set(hidden))  # None is trained twice.
+    said = []
+    variants(AblateConfig(task="text"), said.append)
+    assert said == ["learned-0.5-own comes to the same nets as learned-0.2-own, and is left out"]
+    with pytest.raises(ConfigError, match=r"sizes=50: the nearest nets have 11 % of the param"):
+        variants(AblateConfig(task="text", sizes=(50.0,)))
     one = variants(AblateConfig(task="text", sizes=(1.0,), sharing=("shared",)))
     assert [variant.name for variant in one] == ["learned-1", "fixed", "none"]
 

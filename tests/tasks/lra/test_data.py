@@ -137,6 +137,10 @@ def test_unknown_names_are_refused(tmp_path):
         load_task("texts", tmp_path)
     with pytest.raises(ConfigError, match=r"split='dev' .* train, valid, test"):
         load_task("text", tmp_path, "dev")
+    with pytest.raises(FileError, match=r"prepare --task pathfinder --difficulty easy --output"):
+        load_task("pathfinder-easy", tmp_path)
+    with pytest.raises(FileError, match=r"prepare --task retrieval-standin --output"):
+        load_task("retrieval-standin", tmp_path)
     with pytest.raises(ConfigError, match=r"multiple=0 must be 1"):
         Collator(TASKS["text"], multiple=0)
     with pytest.raises(ConfigError, match=r"multiple=100 does not divide the 1024 tokens of image"):

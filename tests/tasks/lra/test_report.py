@@ -100,6 +100,7 @@ def test_files_hold_what_the_rows_do(runs, tmp_path):
 def test_attentions_that_did_every_task_are_averaged(runs):
     write_run(runs, "image", "softmax", 0, accuracy=0.2)
     write_run(runs, "image", "linear", 0, accuracy=0.4, cpu_seconds_per_step=2.0)
+    write_run(runs, "pathfinder-easy", "softmax", 0)  # None of the arena's tasks.
     rows = report(ReportConfig(runs))
     averages = {row.name: row for row in rows if row.task == "average"}
     assert set(averages) == {"softmax", "linear"}
@@ -129,6 +130,9 @@ def test_without_softmax_there_is_nothing_to_stand_beside(tmp_path):
         ({"settings": {"changes": {"pooling": "cls"}}}, "pooling"),
         ({"data": "b2"}, "data"),
         ({"device": "cuda"}, "device"),
+        ({"threads": 2}, "threads"),
+        ({"settings": {"group_by_length": False}}, "group_by_length"),
+        ({"settings": {"evaluate_every": 5}}, "evaluate_every"),
         ({"test": {"examples": 50, "seconds": 70.0, "cpu_seconds": 10.0}}, "tests"),
     ],
     ids=str,

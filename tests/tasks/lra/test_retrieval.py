@@ -100,5 +100,11 @@ def test_too_few_passages_are_an_error(tmp_path):
     write_articles(tmp_path)
     with pytest.raises(ConfigError, match=r"train\.txt has 0 pairs .* smaller max_length"):
         make_standin(tmp_path, SIZES, 500, seed=0)
+    # One long article and a short one have many pairs together, and few apart.
+    for split in SIZES:
+        texts = [f" = Title = \n{letter * n}\n" for letter, n in (("a", 150), ("b", 30))]
+        (tmp_path / f"{split}.txt").write_text("".join(texts))
+    with pytest.raises(ConfigError, match=r"has 92 pairs .* and 40 of two, too few for 160"):
+        make_standin(tmp_path, dict.fromkeys(SIZES, 160), 15, seed=0)
     with pytest.raises(FileError, match=r"no WikiText-2"):
         make_standin(None, SIZES, 15, seed=0)

@@ -155,7 +155,9 @@ def test_every_validation_example_counts_alike(tiny, tiny_data, tmp_path):
 
 def test_a_test_takes_as_many_at_once_as_training(tiny, tmp_path, monkeypatch):
     sizes = []
-    monkeypatch.setattr(training, "score", lambda *given: sizes.append(given[-1]) or score(*given))
+    monkeypatch.setattr(
+        training, "score", lambda *given, **how: sizes.append(given[-1]) or score(*given, **how)
+    )
     train(tiny(batch=8, accumulate=4, steps=1, output=tmp_path))
     assert sizes == [2]
 
@@ -336,6 +338,7 @@ def test_a_budget_too_small_for_a_step_says_so(tiny):
         ({"steps": 5, "budget": 1.0}, r"steps=5 and budget=1\.0: give one of them"),
         ({"steps": None, "budget": 0.0}, r"budget=0\.0 must be more than 0 minutes"),
         ({"seeds": (1, 1)}, r"seeds=\(1, 1\): give one or more"),
+        ({"seeds": (-1,)}, r"seeds=\(-1,\) must be from 0 to less than 2\^32"),
         ({"batch": 6, "accumulate": 4}, "batch=6 does not divide into accumulate=4 parts"),
         ({"valid_examples": 0}, "valid_examples=0 must be 1 or more"),
         ({"evaluate_every": 0}, "evaluate_every=0 must be 1 or more"),

@@ -79,7 +79,8 @@ class BigBirdAttention(MatchingAttention):
         o = block_sparse_attention(q, k, v, blocks, key_mask=real, recompute=self.recompute)
 
         token = torch.arange(size, device=q.device)
-        last = token + size * (-(-n // size) - 1).clamp_min(0).unsqueeze(1)
+        # A row of one block has the second, all of pads, for its last: none stands there twice.
+        last = token + size * (-(-n // size) - 1).clamp_min(1).unsqueeze(1)
         ends = torch.cat([token.expand_as(last), last], dim=1)[:, None, :, None]
         at_ends = softmax_attention(q.take_along_dim(ends, dim=2), k, v, key_mask=real)
         return o.scatter(2, ends.expand_as(at_ends), at_ends)[:, :, :t]

@@ -4,7 +4,8 @@
     o_i = sum_{j in P_i} exp(q_i . k_j) v_j / z_i        k_j = q_j / |q_j|
 
 Tokens are sorted by bucket, those of one in their order, and cut into chunks; P_i are the tokens of
-i's chunk and of the one before. A token attends to itself only if it sees no other. Several hashes
+i's chunk and of the one before, of which the first has none (elsewhere it is the last one, of
+other buckets). A token attends to itself only if it sees no other. Several hashes
 give several o_i, which are averaged by their z_i.
 
 Queries and keys are one projection. Keys have length 1, so scores are not scaled down further; both

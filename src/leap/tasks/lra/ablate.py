@@ -89,7 +89,7 @@ def ablate(
     say: Say | None = None,
 ) -> list[Row]:
     """Train each variant, or take up where that was stopped, and write the table."""
-    found = variants(config)
+    found = variants(config, say)
     results = train_variants(config, found, progress, peak_bytes, say)
     if not results:
         return []  # Not the first of several processes.
@@ -104,18 +104,28 @@ def ablate(
     return rows
 
 
-def variants(config: AblateConfig) -> list[Variant]:
+def variants(config: AblateConfig, say: Say | None = None) -> list[Variant]:
     """What is trained, the smallest nets first; two sizes that come to the same nets are one."""
     model = encoder_config(TASKS[config.task], "leapformer")
-    found: list[Variant] = []
-    for sharing in config.sharing:
+    found: dict[tuple[int, bool], Variant] = {}
+    for own in (sharing == "own" for sharing in config.sharing):
         for size in config.sizes:
-            hidden = hidden_units(model, size / 100, own=sharing == "own")
-            changes = {"proportion_hidden": hidden, "proportion_per_head": sharing == "own"}
-            if all(variant.changes != changes for variant in found):
-                name = f"learned-{size:g}" + (OWN if sharing == "own" else "")
-                found.append(Variant(name=name, attention="leapformer", changes=changes))
-    return found + [Variant(name=name, attention=other) for name, other in OTHERS.items()]
+            hidden = hidden_units(model, size / 100, own=own)
+            share = 100 * added_parameters(model, hidden, own=own) / _others(model)
+            if not 1 / 2 <= share / size <= 2:
+                raise ConfigError(
+                    f"sizes={size:g}: the nearest nets have {share:.2g} % of the parameters"
+                )
+            name = f"learned-{size:g}" + (OWN if own else "")
+            changes = {"proportion_hidden": hidden, "proportion_per_head": own}
+            made = Variant(name=name, attention="leapformer", changes=changes)
+            kept = found.setdefault((hidden, own), made)
+            if kept is not made and say is not None:
+                say(f"{name} comes to the same nets as {kept.name}, and is left out")
+    return [
+        *found.values(),
+        *(Variant(name=name, attention=other) for name, other in OTHERS.items()),
+    ]
 
 
 def hidden_units(config: LeapformerConfig, share: float, *, own: bool) -> int:

@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 
 from leap.errors import ConfigError, FileError
 from leap.tasks.lra.data import Collator, TaskDataset, load_task
+from leap.tasks.lra.evaluate import computing
 from leap.tasks.lra.model import paper
 from leap.tasks.lra.runs import (
     RunConfig,
@@ -37,7 +38,7 @@ from leap.training.folder import read_json, write_json
 Say = Callable[[str], None]
 """Told what the user should know before the runs begin."""
 MOST_STEPS = 1_000_000
-TIMED_STEPS = 4
+TIMED_STEPS = 8
 """Steps of each model that are timed, after one that warms up."""
 
 
@@ -176,17 +177,14 @@ def _time(config: Settings, variant: Variant) -> Times:
         batch = {name: x.to(device) for name, x in batch.items()}
         model.train()
         begun, _ = now(device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=run.bf16):
+        with computing(device, bf16=run.bf16):
             loss = model(**batch).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         trained, _ = now(device)
         model.eval()
-        with (
-            torch.inference_mode(),
-            torch.autocast(device.type, torch.bfloat16, enabled=run.bf16),
-        ):
+        with torch.inference_mode(), computing(device, bf16=run.bf16):
             model(**batch)
         passed, _ = now(device)
         steps.append((trained - begun) * run.accumulate)

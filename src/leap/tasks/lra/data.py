@@ -86,8 +86,10 @@ def load_task(name: str, folder: str | Path = DATA, split: str = "train") -> "Ta
     if split not in SPLITS:
         raise ConfigError(f"split={split!r} is not known; there are {', '.join(SPLITS)}")
     if not (Path(folder) / name / INFO).is_file():
+        task, _, level = name.partition("-") if name.startswith("pathfinder") else (name, "", "")
+        difficulty = f" --difficulty {level}" if level else ""
         raise FileError(
-            f"no {name} data in {folder}; make it with leap lra prepare --task {name} "
+            f"no {name} data in {folder}; make it with leap lra prepare --task {task}{difficulty} "
             f"--output {folder}"
         )
     return TaskDataset(Path(folder) / name, split)

@@ -26,8 +26,18 @@ class Score:
     """This process's CPU time in that, over all its threads."""
 
 
+def computing(device: torch.device, *, bf16: bool) -> torch.autocast:
+    """A context to compute in as training does."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=bf16)
+
+
 def score(
-    model: PreTrainedModel, data: Dataset[dict[str, Tensor]], collate: Collator, batch: int
+    model: PreTrainedModel,
+    data: Dataset[dict[str, Tensor]],
+    collate: Collator,
+    batch: int,
+    *,
+    bf16: bool = False,
 ) -> Score:
     """Look at all of the data once."""
     correct = examples = 0
@@ -38,7 +48,8 @@ def score(
         for items in DataLoader(data, batch_size=batch, collate_fn=collate):
             items = {name: x.to(model.device) for name, x in items.items()}
             start = now(model.device)
-            out = model(**items)
+            with computing(model.device, bf16=bf16):
+                out = model(**items)
             wall, cpu = (
                 spent + end - begun
                 for spent, end, begun in zip((wall, cpu), now(model.device), start, strict=True)

@@ -7,7 +7,7 @@
 Runs of a task that are not alike (see `ALIKE`) are in tables of their own, and not averaged.
 
 Throughput is in examples a second: on a CPU of its own time, summed over all cores, which leaves
-out what other programs took; elsewhere of wall time.
+out what other programs took, the mean of all steps; elsewhere of wall time, by the median step.
 """
 
 import math
@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from leap.errors import FileError
+from leap.tasks.lra.model import PAPER
 from leap.tasks.lra.runs import RUNS
 from leap.training.curve import COLOURS
 from leap.training.folder import read_json, write_whole
@@ -32,15 +33,19 @@ ALIKE = (
     "batch",
     "accumulate",
     "learning_rate",
+    "schedule",
     "warmup",
     "bf16",
     "pooling",
     "hidden_dropout_prob",
     "attention_dropout",
+    "group_by_length",
+    "evaluate_every",
     "valid_examples",
     "tests",
     "data",
     "device",
+    "threads",
 )
 """What runs of a task must have in common to be compared: of their settings and their results, and
 the digest of their data."""
@@ -213,11 +218,13 @@ def _ratio(value: float | int | None, baseline: float | int | None) -> float | N
 
 
 def average(rows: Sequence[Row]) -> list[Row]:
-    """Rows over all tasks, for the attentions that have them all.
+    """Rows over the arena's own tasks, for the attentions that have them all.
 
-    There are none if there is one task, or if runs of a task are not alike. Accuracies and their
-    gains are averaged, ratios multiplied.
+    A stand-in for one, or another level of it, is none of them. There are no rows if there is one
+    task, or if runs of a task are not alike. Accuracies and their gains are averaged, ratios
+    multiplied.
     """
+    rows = [row for row in rows if row.task in PAPER]
     tasks = {row.task for row in rows}
     by_name: dict[str, list[Row]] = {}
     for row in rows:

@@ -81,10 +81,11 @@ def _pair_up(path: Path, count: int, max_length: int, chance: np.random.Generato
     articles = _passages(path, max_length)
     n_passages = np.array([len(article) for article in articles])
     together = int((n_passages * (n_passages - 1)).sum())
-    if len(articles) < 2 or together < -(-count // 2):
+    apart = int(n_passages.sum() ** 2 - (n_passages**2).sum())
+    if min(together, apart) < -(-count // 2):
         raise ConfigError(
-            f"{path} has {together:,} pairs of passages of one article, too few for "
-            f"{count:,} examples; ask for fewer, or for a smaller max_length"
+            f"{path} has {together:,} pairs of passages of one article and {apart:,} of two, too "
+            f"few for {count:,} examples; ask for fewer, or for a smaller max_length"
         )
     weights = n_passages * (n_passages - 1) / together
     chosen: set[tuple[int, int, int, int]] = set()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -48,6 +48,8 @@ class Settings:
     warmup: float | None = None
     """Share of the steps in which the learning rate rises; above 1, their number. [the paper's
     share]"""
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    """What becomes of the learning rate then; in the paper it falls to 0 along a line."""
     pooling: Pooling = "mean"
     """How a text becomes one vector: mean, last, or cls, a token of its own."""
     dropout: float = 0.1
@@ -80,6 +82,8 @@ class Settings:
             raise ConfigError(f"budget={self.budget} must be more than 0 minutes")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ConfigError(f"seeds={self.seeds}: give one or more, none of them twice")
+        if not all(0 <= seed < 2**32 for seed in self.seeds):
+            raise ConfigError(f"seeds={self.seeds} must be from 0 to less than 2^32")
         for name in ("evaluate_every", "valid_examples", "test_examples"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -97,7 +101,7 @@ class Settings:
             batch=known.batch if self.batch is None else self.batch,
             accumulate=self.accumulate,
             learning_rate=known.learning_rate if self.learning_rate is None else self.learning_rate,
-            schedule="linear",
+            schedule=self.schedule,
             warmup=known.warmup / known.steps if self.warmup is None else self.warmup,
             epsilon=EPSILON,
             bf16=self.bf16,
@@ -182,7 +186,12 @@ def some(data: TaskDataset, count: int | None) -> Dataset[dict[str, Tensor]]:
 
 def open_splits(run: RunConfig) -> dict[str, TaskDataset]:
     """The examples of the task: train, valid and test."""
-    return {split: load_task(run.task, run.data, split) for split in SPLITS}
+    found = {split: load_task(run.task, run.data, split) for split in SPLITS}
+    if run.test_examples is not None and run.test_examples > len(found["test"]):
+        raise ConfigError(
+            f"test_examples={run.test_examples}: {run.task} has {len(found['test'])} tests"
+        )
+    return found
 
 
 def make_batch(

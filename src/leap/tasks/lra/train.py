@@ -19,7 +19,7 @@ from leap.errors import ConfigError
 from leap.models import LeapformerForSequenceClassification, usable_as
 from leap.tasks.lra.budget import Say, find_steps
 from leap.tasks.lra.data import Collator, TaskDataset
-from leap.tasks.lra.evaluate import ACCURACY, score
+from leap.tasks.lra.evaluate import ACCURACY, computing, score
 from leap.tasks.lra.runs import (
     RunConfig,
     Settings,
@@ -166,7 +166,7 @@ def train_run(
     )
     if not processes().is_main_process:
         return {}
-    test = score(model, some(data["test"], run.test_examples), collate, run.at_once)
+    test = score(model, some(data["test"], run.test_examples), collate, run.at_once, bf16=run.bf16)
     memory = _step_bytes(model, data["train"], collate, run, peak_bytes)
 
     def write_model(path: Path) -> None:
@@ -215,8 +215,14 @@ def _step_bytes(
     batch = make_batch(data, collate, run.at_once)
     batch = {name: x.to(model.device) for name, x in batch.items()}
     model.train()
-    model(**batch).loss.backward()  # The gradients, which stay, are not what is measured.
-    found = peak_bytes(lambda: model(**batch).loss.backward(), model.device)
+
+    def step() -> None:
+        with computing(model.device, bf16=run.bf16):
+            loss = model(**batch).loss
+        loss.backward()
+
+    step()  # The gradients, which stay, are not what is measured.
+    found = peak_bytes(step, model.device)
     model.zero_grad()
     model.eval()
     return found
