@@ -18,7 +18,6 @@ In long form the sentences are joined into streams (`leap.tasks.simul.longform`)
 
 import json
 import math
-import re
 import subprocess
 import sys
 import time
@@ -32,6 +31,7 @@ from matplotlib.figure import Figure
 from leap.errors import ConfigError, LeapError
 from leap.tasks.simul import omnisteval
 from leap.tasks.simul.corpus import Sentence
+from leap.tasks.simul.curves import families, plot_quality
 from leap.tasks.simul.longform import (
     Step,
     Translated,
@@ -402,7 +402,7 @@ def run_simuleval(
 
 @dataclass(frozen=True)
 class Table:
-    """Scores, a row for each policy."""
+    """Scores, a row for each of what was scored."""
 
     title: str
     columns: Sequence[str]
@@ -503,45 +503,16 @@ def signatures(scores: Scores) -> list[str]:
 
 
 def _plot(found: Sequence[Evaluated], unit: str, title: str) -> Figure:
-    figure = Figure(figsize=(8, 5.5), layout="constrained")
-    axes = figure.subplots()
     points = {
         each.name: (each.scores.latency["LAAL"], each.scores.bleu)
         for each in found
         if each.scores.latency
     }
-    for family, names in _families(list(points)).items():
-        line = sorted(points[name] for name in names)
-        axes.plot(*zip(*line, strict=True), marker="o", label=family)
-    for name, point in points.items():
-        axes.annotate(name, point, xytext=(5, -12), textcoords="offset points", fontsize=8)
-    if len(axes.get_lines()) > 1:
-        axes.legend(frameon=False)
-    axes.set_xlabel(f"latency: LAAL ({unit})")
-    axes.set_ylabel("quality: BLEU")
-    axes.grid(color="#dddddd", linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(title, fontsize=11)
-    return figure
-
-
-def _families(names: Sequence[str]) -> dict[str, list[str]]:
-    """Names that are alike but for the policy's first number; offline is the end of wait-k."""
-    families: dict[str, list[str]] = {}
-    for name in names:
-        families.setdefault(re.sub(r"-[\d.]+", "-*", name), []).append(name)
-    for end in [name for name in names if name.startswith(Offline().name)]:
-        reset = end.partition(" ")[2]
-        waits = [
-            members
-            for family, members in families.items()
-            if family.startswith("wait-") and family.partition(" ")[2] == reset
-        ]
-        for members in waits:
-            members.append(end)
-        if waits:
-            del families[end]
-    return families
+    lines = {
+        family: {name: points[name] for name in names}
+        for family, names in families(list(points)).items()
+    }
+    return plot_quality(lines, unit, title, named=list(lines))
 
 
 def _size(sentence: Sentence) -> int:
