@@ -242,6 +242,22 @@ def test_a_window_that_is_all_too_new_is_refused(vocabulary, policy):
     assert stream._row.n_read > 3
 
 
+@pytest.mark.parametrize("beam", [1, 3])
+def test_streams_that_end_are_stepped_beside_those_that_go_on(vocabulary, beam):
+    interpreter = make(vocabulary, "wait-2", sizes=DEEP, beam=beam)
+    sources = [TEXT, "seven five one seven nine"]
+    expected = [run(interpreter.stream(), [source]) for source in sources]
+    pool = interpreter.pool(2)
+    pool.push(["seven", None])
+    pool.rows[0].source.finish()  # With the other's next words, as one step.
+    ended, going_on = pool.push([None, sources[1]])
+    assert " ".join(ended) == run(interpreter.stream(), ["seven"])
+    words = [pool.push([sources[0], None])[0], going_on]
+    for said, new in zip(words, pool.finish(), strict=True):
+        said += new
+    assert [" ".join(said) for said in words] == expected
+
+
 def test_a_pool_whose_streams_end_by_turns_does_not_grow(vocabulary):
     pool = make(vocabulary, "wait-2", attention="softmax").pool(2)
     sizes = []

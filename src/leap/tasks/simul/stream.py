@@ -568,8 +568,9 @@ class StreamPool:
             self.states = new
             return
         others = [i for i in range(n) if i not in rows]
-        order = torch.tensor([*others, *rows]).argsort()
-        self.states = self.states.select(torch.tensor(others)).concat([new]).select(order)
+        if others:
+            new = self.states.select(torch.tensor(others)).concat([new])
+        self.states = new.select(torch.tensor([*others, *rows]).argsort())
 
 
 @dataclass(frozen=True)
