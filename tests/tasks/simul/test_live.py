@@ -59,6 +59,16 @@ def test_text_is_translated_line_by_line(text_run):
     assert last.source_length == 1 and last.lagging == 1
 
 
+def test_sentences_of_one_line_are_translated_one_by_one_unless_told_otherwise(text_run):
+    line = "one hundred. seven five! nine"
+    sentences = ["one hundred.", "seven five!", "nine"]
+    config = {"run": text_run, "policy": "wait-2"}
+    found = words(translate(StreamConfig(**config), io.StringIO(line)))
+    assert found == [*chain(*spoken(text_run, sentences))]
+    never = words(translate(StreamConfig(**config, reset=0), io.StringIO(line)))
+    assert never == spoken(text_run, [line])[0] != found
+
+
 def test_the_lag_is_beside_each_word(text_run, capsys, monkeypatch):
     expected = [said for said in spoken(text_run, LINES) if said]
     command = ["simul", "stream", "--run", str(text_run), "--policy", "wait-2"]
@@ -136,6 +146,19 @@ def test_sound_of_any_rate_and_stereo_is_translated(speech_run, tmp_path, tone):
     live_config = StreamConfig(**config, sound=tmp_path / "mono.wav", real_time=True)
     assert words(translate(live_config)) == words(mono)
     assert time.perf_counter() - started > 0.6
+
+
+def test_sound_is_heard_as_a_whole_offline(speech_run, tmp_path, tone):
+    silence = np.zeros(8000, np.float32)
+    write_sound(tmp_path / "two.wav", np.concatenate([tone, silence, tone]), 16000)
+    config = {"run": speech_run, "sound": tmp_path / "two.wav"}
+    whole = words(translate(StreamConfig(**config, policy="offline")))
+    assert whole == words(translate(StreamConfig(**config, policy="offline", reset=0)))
+    by_default = words(translate(StreamConfig(**config, policy="wait-1/4")))
+    assert by_default == words(translate(StreamConfig(**config, policy="wait-1/4", reset=200)))
+    assert by_default != words(translate(StreamConfig(**config, policy="wait-1/4", reset=0)))
+    with pytest.raises(ConfigError, match="reset=-1 must be 1 or more, or 0 for never"):
+        StreamConfig(**config, reset=-1)
 
 
 def test_a_microphone_gives_what_a_file_gives(speech_run, tmp_path, tone, monkeypatch, capsys):

@@ -25,7 +25,7 @@ from leap.tasks.simul.policies import Offline
 from leap.tasks.simul.stream import Interpreter, Stream, load_trained
 
 LONG = 200
-"""States after which what comes from a microphone begins anew, unless told: 16 seconds of 80 ms."""
+"""States after which a sentence is taken for ended, unless told: 16 seconds of sound."""
 BLOCK = 4096
 """Bytes of text to take at once, if there are so many."""
 
@@ -34,8 +34,8 @@ BLOCK = 4096
 class StreamConfig:
     """Translate text as it comes, a sound file or what is spoken, word by word, with the lag.
 
-    Text comes from standard input, each line a sentence. Sound may have any rate, and one channel
-    or more.
+    Text comes from standard input, where lines end sentences too. Sound may have any rate, and one
+    channel or more.
     """
 
     run: Path = Path("runs/simul")
@@ -56,8 +56,9 @@ class StreamConfig:
     chunk_size: int | None = None
     """States read at once, 0 for all; by default the fewest of the training, offline the most."""
     reset: int | None = None
-    """Begin anew at the end of a sentence or in a pause, and at the latest after so many states;
-    by default 200 with a microphone, otherwise never."""
+    """Begin anew at the end of a sentence or in a pause, and at the latest after so many states, 0
+    for never; by default 200, and never with sound that is heard as a whole, offline. Models know
+    sentences: of two that follow each other they would translate the first."""
     beam: int = 1
     """Hypotheses to search for the end of a translation with, once the source has ended."""
     lag: bool = True
@@ -66,6 +67,8 @@ class StreamConfig:
     def __post_init__(self) -> None:
         if self.segment < 1:
             raise ConfigError(f"segment={self.segment} must be 1 or more")
+        if self.reset is not None and self.reset < 0:
+            raise ConfigError(f"reset={self.reset} must be 1 or more, or 0 for never")
         if self.microphone and self.sound is not None:
             raise ConfigError("give a sound file or the microphone, not both")
         if self.real_time and self.sound is None:
@@ -112,13 +115,14 @@ def translate(
         text: where text comes from; standard input by default.
         stopped: whether to listen no longer.
     """
-    reset = config.reset
-    if reset is None and config.microphone and config.policy != Offline().name:
-        reset = LONG
-    interpreter = load_trained(config.run).interpreter(
-        config.policy, chunk_size=config.chunk_size, reset=reset, beam=config.beam
-    )
     is_sound = config.microphone or config.sound is not None
+    by_default = None if is_sound and config.policy == Offline().name else LONG
+    interpreter = load_trained(config.run).interpreter(
+        config.policy,
+        chunk_size=config.chunk_size,
+        reset=by_default if config.reset is None else config.reset or None,
+        beam=config.beam,
+    )
     if (interpreter.extractor is not None) != is_sound:
         wants = "text, so give no sound" if is_sound else "speech: give a sound or --microphone"
         raise ConfigError(f"{config.run} translates {wants}")
