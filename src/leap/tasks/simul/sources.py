@@ -134,8 +134,9 @@ class SpeechSource:
         extractor: makes frames of it.
         frames_per_state: as many become one state.
         chunk_size: states to a chunk; 0 for the whole source.
-        reset: end a sentence where there is a pause, and at the latest after so many states; None
-            to end only with the source.
+        reset: end a sentence where a pause begins, and at the latest after so many states; None to
+            end only with the source. A chunk that ends quietly is then held back until it is known
+            whether that is a pause, of which nothing is read.
     """
 
     def __init__(
@@ -156,8 +157,6 @@ class SpeechSource:
         self.is_ended: bool
         self.n_loud: int
         """With resets: frames of this sentence that are not quiet."""
-        self.n_quiet: int
-        """With resets: quiet frames since the last of these."""
         self._begin()
 
     def push(self, source: Any) -> None:
@@ -175,6 +174,8 @@ class SpeechSource:
     def take(self, n_read: int) -> Chunk | None:
         """The next chunk, if all of it has come; the end, if there is nothing else.
 
+        With resets, less of it if a pause begins there.
+
         Chunks of silence before the first that is heard are passed over: they would count as
         read, and the first sound would let all be written that they stand for.
         """
@@ -190,15 +191,20 @@ class SpeechSource:
             if not size and not n_read:
                 self._begin()
                 return None
-        pause = None if self.reset is None else self._until_pause(self.frames[:size])
-        size = size if pause is None else pause
+        is_last = False
+        if self.reset is not None:
+            pause = self._pause(size)
+            if pause is not None and pause.may_go_on:
+                return None
+            is_last = pause is not None
+            size = size if pause is None else pause.start
+            self.n_loud += int((~_are_quiet(self.frames[:size])).sum())
         frames, self.frames = self.frames[:size], self.frames[size:]
         n_states = -(-size // self.frames_per_state)
-        is_full = self.reset is not None and n_read + n_states >= self.reset
-        is_last = pause is not None or is_full
+        is_last |= self.reset is not None and n_read + n_states >= self.reset
         is_heard = self._is_heard(frames) and (self.reset is None or self.n_loud >= SHORTEST)
         if is_last:
-            self.n_loud = self.n_quiet = 0
+            self.n_loud = 0
         if self.is_ended and not len(self.frames):
             is_last = True
             self._begin()
@@ -208,7 +214,7 @@ class SpeechSource:
         """The same, to go another way."""
         other = SpeechSource(self.extractor, self.frames_per_state, self.chunk_size, self.reset)
         other.frames, other.sound = self.frames, self.sound.fork()
-        other.n_loud, other.n_quiet = self.n_loud, self.n_quiet
+        other.n_loud = self.n_loud
         return other
 
     def kept(self) -> dict[str, Tensor]:
@@ -216,35 +222,51 @@ class SpeechSource:
         return {
             "frames": torch.from_numpy(self.frames)[None],
             "rest": torch.from_numpy(self.sound.rest.copy())[None],
-            "source_count": torch.tensor([[self.n_loud, self.n_quiet]]),
+            "source_count": torch.tensor([[self.n_loud]]),
         }
 
     def restore(self, kept: Any) -> None:
         """Go on from what was saved."""
         self.frames = kept.frames[0].numpy()
         self.sound.rest = kept.rest[0].numpy()
-        self.n_loud, self.n_quiet = kept.source_count[0].tolist()
+        self.n_loud = int(kept.source_count[0])
 
-    def _until_pause(self, frames: Frames) -> int | None:
-        """How many of the next frames there are until a pause has lasted; None if none does."""
-        for i, is_quiet in enumerate(_are_quiet(frames)):
-            self.n_loud += not is_quiet
-            self.n_quiet = self.n_quiet + 1 if is_quiet and self.n_loud else 0
-            if self.n_quiet >= PAUSE:
-                return i + 1
-        return None
+    def _pause(self, size: int) -> "_Pause | None":
+        """The first pause that begins in a chunk of this size, or may do so, after some sound."""
+        start: int | None = None
+        is_begun = self.n_loud > 0
+        for i, is_quiet in enumerate(_are_quiet(self.frames[: size + PAUSE])):
+            if i >= size and start is None:
+                return None
+            if not is_quiet:
+                start, is_begun = None, True
+            elif is_begun and start is None:
+                start = i
+            if start is not None and i + 1 - start >= PAUSE:
+                return _Pause(start)
+        # What the source ends with is as good as a pause; of what may still come, one cannot tell.
+        return None if start is None else _Pause(start, may_go_on=not self.is_ended)
 
     def _begin(self) -> None:
         self.frames = np.zeros((0, self.extractor.feature_size), np.float32)
         self.sound = self.extractor.stream()
         self.is_ended = False
-        self.n_loud = self.n_quiet = 0
+        self.n_loud = 0
 
     def _is_heard(self, frames: Frames) -> bool:
         """Whether there is anything but silence; with resets, anything but what makes pauses."""
         if not len(frames) or (self.reset is not None and _are_quiet(frames).all()):
             return False
         return bool(self.extractor.energy(frames).max() > SILENCE)
+
+
+@dataclass(frozen=True)
+class _Pause:
+    """Quiet frames in a row."""
+
+    start: int
+    may_go_on: bool = False
+    """Whether there are too few yet, but more may follow."""
 
 
 def _are_quiet(frames: Frames) -> Bool[np.ndarray, " frames"]:
