@@ -176,14 +176,12 @@ class SpeechSource:
 
         With resets, less of it if a pause begins there.
 
-        Chunks of silence before the first that is heard are passed over: they would count as
-        read, and the first sound would let all be written that they stand for.
+        Silence before the first sound is passed over: it would count as read, and the first sound
+        would let all be written that it stands for.
         """
         size = self.chunk_size * self.frames_per_state
-        while not n_read and size and len(self.frames) >= size:
-            if self._is_heard(self.frames[:size]):
-                break
-            self.frames = self.frames[size:]
+        if size and not n_read:
+            self._pass_over_silence(size)
         if not size or len(self.frames) < size:
             if not self.is_ended:
                 return None
@@ -230,6 +228,18 @@ class SpeechSource:
         self.frames = kept.frames[0].numpy()
         self.sound.rest = kept.rest[0].numpy()
         self.n_loud = int(kept.source_count[0])
+
+    def _pass_over_silence(self, size: int) -> None:
+        """Drop chunks of silence; with resets, all up to the first sound.
+
+        What is learnt from begins with its first sound, and a sentence after a pause does not.
+        """
+        while len(self.frames) >= size and not self._is_heard(self.frames[:size]):
+            self.frames = self.frames[size:]
+        if self.reset is not None:
+            are_quiet = _are_quiet(self.frames[:size])
+            start = len(are_quiet) if are_quiet.all() else int(are_quiet.argmin())
+            self.frames = self.frames[start:]
 
     def _pause(self, size: int) -> "_Pause | None":
         """The first pause that begins in a chunk of this size, or may do so, after some sound."""
