@@ -243,13 +243,15 @@ def plot_cost(curves: dict[str, Sequence[Step]], unit: str, title: str) -> Figur
     """Time of a step and size of what is kept, against the place in the stream."""
     figure = Figure(figsize=(8, 7), layout="constrained")
     above, below = figure.subplots(2, sharex=True)
+    scale, shown = (60_000, "minutes") if unit == "ms" else (1, unit)
     for name, steps in curves.items():
-        positions, seconds, sizes = cost_curve(steps)
+        places, seconds, sizes = cost_curve(steps)
+        positions = [place / scale for place in places]
         above.plot(positions, [1000 * value for value in seconds], marker=".", label=name)
         below.plot(positions, [value / 1024 for value in sizes], marker=".", label=name)
     above.set_ylabel("a step (ms, median)")
     below.set_ylabel("state (KiB)")
-    below.set_xlabel(f"place in the stream ({unit})")
+    below.set_xlabel(f"place in the stream ({shown})")
     for axes in (above, below):
         axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
         axes.grid(color="#dddddd", linewidth=0.6)
