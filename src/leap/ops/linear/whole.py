@@ -32,7 +32,7 @@ from leap.ops.linear.chunked import (
 )
 from leap.ops.state import as_given
 
-TOKENS_AT_ONCE = {"cpu": 2**12}  # Counted in each head; what is formed of them fits the cache.
+TOKENS_AT_ONCE = {"cpu": 2**12}  # Of all heads together: what is formed of them fits the cache.
 TOKENS_AT_ONCE_ELSEWHERE = 2**20
 
 
@@ -137,9 +137,9 @@ def _stretches(x: Tensor) -> list[slice]:
 
 
 def _tokens_at_once(x: Tensor) -> int:
-    """How many tokens of all heads are computed at once."""
-    in_each_head = TOKENS_AT_ONCE.get(x.device.type, TOKENS_AT_ONCE_ELSEWHERE)
-    return max(1, in_each_head // max(1, x.shape[1]))
+    """How many tokens, with all their heads, are computed at once."""
+    of_all_heads = TOKENS_AT_ONCE.get(x.device.type, TOKENS_AT_ONCE_ELSEWHERE)
+    return max(1, of_all_heads // max(1, x.shape[1]))
 
 
 def _queries(

@@ -55,7 +55,12 @@ def report(config: ReportConfig) -> list[Table]:
     lines, alike = _lines(found), found[0].alike
     picture = plot_quality(lines, alike["unit"], alike["part"], named=list(lines)[:1])
     records = [
-        {"evaluation": each.name, "policy": policy, "bleu": bleu, "laal": laal}
+        {
+            "evaluation": each.name,
+            "policy": policy,
+            "bleu": bleu,
+            "laal": None if math.isnan(laal) else laal,
+        }
         for each in found
         for policy, (laal, bleu) in each.points.items()
     ]
@@ -80,8 +85,7 @@ def read_evaluation(folder: Path) -> Evaluation:
     try:
         results = facts["results"]
         points = {
-            each["policy"]: (each["latency"].get("LAAL") or math.nan, each["bleu"])
-            for each in results
+            each["policy"]: (_or_nan(each["latency"].get("LAAL")), each["bleu"]) for each in results
         }
         alike = {
             "part": facts["part"],
@@ -122,6 +126,10 @@ def tables(found: Sequence[Evaluation]) -> list[Table]:
         )
         for title, place in (("BLEU", 1), (f"LAAL, {unit}", 0))
     ]
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def _number(evaluation: Evaluation, policy: str, place: int) -> str:
