@@ -150,6 +150,7 @@ VERBS = {
         examples=[
             ("lra prepare", "all that can be made from what is at hand"),
             ("lra prepare --task listops", "100,000 expressions, in less than a minute"),
+            ("lra prepare --task listops --difficulty easy", "of up to 127 tokens"),
             ("lra prepare --task pathfinder --difficulty easy", "short curves"),
             ("lra prepare --task text --source aclImdb", "IMDb's reviews, byte by byte"),
             ("lra prepare --task image --source cifar-10-binary.tar.gz", "CIFAR-10 in grey"),
@@ -164,6 +165,7 @@ VERBS = {
             ("lra train --task image --attention softmax leapformer --budget 60", "in an hour"),
             ("lra train --task text --steps 500 --batch 8 --seeds 0 1 2", "briefly, three times"),
             ("lra train --task listops --attention all --budget 600", "every attention"),
+            ("lra train --task listops --start runs/lra/listops-easy", "from short lists"),
         ],
     ),
     "report": Verb(

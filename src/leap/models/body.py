@@ -138,11 +138,12 @@ class LeapformerBody(LeapformerPreTrainedModel):
         key_mask = real_tokens(attention_mask, x)
         if position_ids is None:
             state = None if past is None else past.layers[0].state
-            position_ids = token_positions(x, state, key_mask, cu_seqlens)
+            alike = state is None and key_mask is None  # Then one row is looked up for all.
+            position_ids = token_positions(x[:1] if alike else x, state, key_mask, cu_seqlens)
         positions = position_ids.expand(x.shape[:2])
         if self.embed_positions is not None:
             self._check_positions(positions, past)
-            x = x + self.embed_positions(positions).to(x.dtype)
+            x = x + self.embed_positions(position_ids).to(x.dtype)
         if prefix is not None:
             n = len(prefix)
             x = torch.cat([prefix.to(x.dtype).expand(len(x), -1, -1), x], dim=1)

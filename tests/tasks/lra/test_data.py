@@ -133,7 +133,7 @@ def test_what_is_there_no_longer_is_replaced_as_a_whole(tmp_path):
 
 
 def test_unknown_names_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"task='texts' .* listops, text"):
+    with pytest.raises(ConfigError, match=r"task='texts' .* listops, listops-inter"):
         load_task("texts", tmp_path)
     with pytest.raises(ConfigError, match=r"split='dev' .* train, valid, test"):
         load_task("text", tmp_path, "dev")

@@ -58,6 +58,13 @@ def test_levels_of_pathfinder_are_kept_apart(tmp_path):
     assert easy.examples.inputs.tokens.sum() < hard.examples.inputs.tokens.sum()
 
 
+def test_levels_of_listops_are_of_different_lengths(tmp_path):
+    for level, least, most in (("easy", 17, 127), ("intermediate", 129, 499), ("hard", 501, 1999)):
+        make(tmp_path, "listops", difficulty=level, **SIZES)
+        data = load_task("listops" if level == "hard" else f"listops-{level}", tmp_path / "out")
+        assert least <= data.lengths.min() <= data.lengths.max() <= most <= data.info.max_length
+
+
 def test_reviews_to_choose_by_are_held_out_of_those_to_train_on(tmp_path):
     make(tmp_path, "text")
     train, valid, test = (words(load_task("text", tmp_path / "out", s)) for s in cache.SPLITS)
@@ -175,7 +182,8 @@ def test_progress_is_told(tmp_path):
         ({"source": "x"}, "a source is for one task"),
         ({"source": "x", "task": ("text", "image")}, "a source is for one task"),
         ({"source": "x", "task": ("pathfinder",)}, "pathfinder is generated"),
-        ({"difficulty": "easy", "task": ("text",)}, "difficulty=easy is for pathfinder alone"),
+        ({"difficulty": "easy", "task": ("text",)}, "easy is for listops and pathfinder alone"),
+        ({"difficulty": "easy", "task": ("listops",), "source": "x"}, "easy is generated"),
         ({"max_length": 9, "task": ("image",)}, "max_length=9 is for text and retrieval alone"),
     ],
 )

@@ -10,8 +10,10 @@ from transformers import AutoModelForSequenceClassification
 from leap.errors import ConfigError, FileError
 from leap.models import usable_as
 from leap.tasks.lra import budget as budgets
+from leap.tasks.lra import cache
 from leap.tasks.lra import train as training
 from leap.tasks.lra.budget import Times, find_steps, steps_within
+from leap.tasks.lra.cache import SPLITS, Examples, Sequences
 from leap.tasks.lra.data import Collator, load_task
 from leap.tasks.lra.evaluate import ACCURACY, score
 from leap.tasks.lra.model import PAPER
@@ -326,13 +328,64 @@ def test_a_budget_too_small_for_a_step_says_so(tiny):
         steps_within(tiny(steps=None, budget=0.1), [Times(step=1.0, look=2.0, test=27.0)])
 
 
+# Starting from a run of an easier level
+
+
+@pytest.fixture(scope="module")
+def shorter(tiny, tiny_data, tmp_path_factory):
+    """Runs on texts half as long: a folder of them, and that of their task."""
+    folder, name = tmp_path_factory.mktemp("shorter"), "text"
+    whole = load_task(name, tiny_data).facts["task"]
+    splits = {split: load_task(name, tiny_data, split).examples for split in SPLITS}
+    halves = {
+        split: Examples(Sequences.join([x.inputs[i][:6] for i in range(len(x))]), x.labels)
+        for split, x in splits.items()
+    }
+    cache.write(folder / "data" / name, halves, {"task": whole | {"max_length": 6}})
+    train(tiny(attention=("leapformer", "linformer"), data=folder / "data", output=folder))
+    return folder / name
+
+
+def test_a_run_begins_with_the_weights_of_another_and_new_positions(shorter, tiny, tmp_path):
+    config = tiny(steps=1, learning_rate=1e-12, start=shorter, output=tmp_path)
+    (metrics,) = train(config)
+    assert metrics["start"] == "text, 6 steps of 8"
+    before, after = (
+        AutoModelForSequenceClassification.from_pretrained(
+            folder / "leapformer" / "seed-0" / "model"
+        ).state_dict()
+        for folder in (shorter, tmp_path / "text")
+    )
+    positions = "model.embed_positions.weight"
+    assert (len(before[positions]), len(after[positions])) == (8, 16)
+    after[positions], new = after[positions].split(8)
+    torch.testing.assert_close(after, before, atol=1e-6, rtol=0)
+    assert new.std() > 0.01  # As embeddings begin.
+
+    again = tiny(steps=1, start=tmp_path / "text", output=tmp_path / "again")
+    assert train(again)[0]["start"] == "text, 6 steps of 8; text, 1 steps of 8"
+    with pytest.raises(FileError, match="holds a run with start=text, 6 steps of 8, not None"):
+        train(tiny(steps=1, learning_rate=1e-12, output=tmp_path))
+
+
+def test_a_start_that_does_not_fit_is_named(shorter, tiny, tmp_path):
+    with pytest.raises(FileError, match=r"no finished run in .*leapformer.seed-7; train it first"):
+        train(tiny(start=shorter, seeds=(7,), output=tmp_path / "a"))
+    with pytest.raises(ConfigError, match=r"has model\.layers\.0.* \[.*\], where this one has \["):
+        train(tiny(attention=("linformer",), start=shorter, output=tmp_path / "b"))
+    weights = shorter / "linformer" / "seed-0" / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(FileError, match=r"model\.safetensors cannot be read"):
+        train(tiny(attention=("linformer",), start=shorter, output=tmp_path / "c"))
+
+
 # Settings
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"task": "chess"}, "task='chess' is not known; there are listops, text, "),
+        ({"task": "chess"}, "task='chess' is not known; there are listops, listops-inter"),
         ({"attention": ("lstm",)}, "attention='lstm' is not known in encoders; there are leap"),
         ({"attention": ("linear", "linear")}, "attention=linear linear: .* none of them twice"),
         ({"steps": 5, "budget": 1.0}, r"steps=5 and budget=1\.0: give one of them"),

@@ -93,7 +93,7 @@ def read_and_attend(
         o = square.attend(q, k, v, p, s, normalise=normalise, eps=eps)
         return o, _state_of(k if s is None else proportional(k, s), v, key_mask)
     mask = None if key_mask is None else key_mask[:, None, :, None]
-    o, _, kv, k_sum = whole.attend(q, k, v, p, s, mask, accumulator(q, k, v), normalise, eps)
+    o, kv, k_sum, *_ = whole.attend(q, k, v, p, s, mask, accumulator(q, k, v), normalise, eps)
     return o, LinearState(kv=kv, k=k_sum, length=_lengths(v, key_mask))
 
 

@@ -11,6 +11,8 @@ are formed a piece at a time, where they fit the cache, and once more in the bac
     dkv    = sum_i fq_i g_i^T                 dk_sum = sum_i fq_i h_i
     dfk_j  = dkv v_j + dk_sum                 dv_j   = fk_j dkv
 
+The re-weighting itself, two numbers a token, is kept for that.
+
 Axes: b batch, h heads, t queries, n keys, f features, e values; r = b h rows.
 """
 
@@ -47,28 +49,34 @@ def attend(
     total: torch.dtype,
     normalise: bool,
     eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Attended values `[b, h, t, e]`, denominators `[b, h, t, 1]`, and the state, kv and k_sum.
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Attended values `[b, h, t, e]`, and the state, kv and k_sum; then what the backward takes.
 
-    The mask is `[b, 1, n, 1]`; `total` is the precision to sum in.
+    That is denominators and scales of queries `[b, h, t, 1]`, and what re-weights queries, scale
+    included, and keys. The mask is `[b, 1, n, 1]`; `total` is the precision to sum in.
     """
-    o, den, kv, k_sum = _outputs(q, k, v, p, total)
+    o, kv, k_sum, den, scale, x, y = outputs = _outputs(q, k, v, p, total)
     with as_given(q):
         for rows in _row_spans(q, k):
             kv_, k_sum_ = part(kv, rows).zero_(), part(k_sum, rows).unsqueeze(1).zero_()
             for stretch in _stretches(k):
-                k_, v_, y, _ = _keys((k, v, s, key_mask), rows, stretch, total)
-                fk = widen(k_, y)
+                k_, v_, real = _keys(k, v, key_mask, rows, stretch, total)
+                y_ = _re_weighting(s, real, rows, stretch, total)
+                fk = widen(k_, y_)
                 kv_.baddbmm_(fk.mT, v_)
                 k_sum_ += fk.sum(1, keepdim=True)
+                if y_ is not None:
+                    put(y_, y, rows, stretch)
             for stretch in _stretches(q):
-                q_, x, scale = _queries((q, p), rows, stretch, total)
-                fq = widen(q_, x)
+                q_ = part(q, rows, stretch).to(total)
+                scale_, x_ = unit_scale(q_), _re_weighting(p, None, rows, stretch, total)
+                x_ = scale_ if x_ is None else x_ * scale_
+                fq = widen(q_, x_)
                 num, den_ = torch.bmm(fq, kv_), torch.linalg.vecdot(fq, k_sum_).unsqueeze(-1)
-                o_ = normalised(num, den_, eps * scale) if normalise else num / scale
-                put(o_, o, rows, stretch)
-                put(den_, den, rows, stretch)
-    return o, den, kv, k_sum
+                o_ = normalised(num, den_, eps * scale_) if normalise else num / scale_
+                for part_, out in ((o_, o), (den_, den), (scale_, scale), (x_, x)):
+                    put(part_, out, rows, stretch)
+    return outputs
 
 
 @torch.library.custom_op("leap::linear_attention_backward", mutates_args=())
@@ -83,9 +91,12 @@ def attend_backward(
     s: Tensor | None,
     key_mask: Tensor | None,
     o: Tensor,
-    den: Tensor,
     kv: Tensor,
     k_sum: Tensor,
+    den: Tensor,
+    scale: Tensor,
+    x: Tensor,
+    y: Tensor,
     normalise: bool,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -97,28 +108,31 @@ def attend_backward(
             kv_, k_sum_ = part(kv, rows), part(k_sum, rows).unsqueeze(1)
             dkv_, dk_sum_ = part(dkv, rows).clone(), part(dk_sum, rows).unsqueeze(1).clone()
             for stretch in _stretches(q):
-                q_, x, scale = _queries((q, p), rows, stretch, total)
-                do_, o_, den_ = (part(y, rows, stretch) for y in (do, o, den))
-                g, h = through_the_division(do_, o_, den_, scale, normalise, eps)
+                do_, o_, den_, scale_, x_ = (
+                    part(each, rows, stretch) for each in (do, o, den, scale, x)
+                )
+                q_ = part(q, rows, stretch).to(total)
+                g, h = through_the_division(do_, o_, den_, scale_, normalise, eps)
                 dfq = torch.bmm(g, kv_.mT).addcmul_(h, k_sum_)
-                grad, dx = widen_backward(dfq, q_, x)
+                grad, dx = widen_backward(dfq, q_, x_)
                 put(grad, dq, rows, stretch)
                 if p is not None and dx is not None:
-                    put(turn_backward(dx, x), dp, rows, stretch)
-                fq = widen(q_, x)
+                    put(turn_backward(dx, x_), dp, rows, stretch)
+                fq = widen(q_, x_)
                 dkv_.baddbmm_(fq.mT, g)
                 dk_sum_.baddbmm_(h.mT, fq)
             for stretch in _stretches(k):
-                k_, v_, y, real = _keys((k, v, s, key_mask), rows, stretch, total)
+                k_, v_, real = _keys(k, v, key_mask, rows, stretch, total)
+                y_ = None if s is None else part(y, rows, stretch)
                 dfk = torch.bmm(v_, dkv_.mT).add_(dk_sum_)
-                dvalues = torch.bmm(widen(k_, y), dkv_)
-                grad, dy = widen_backward(dfk, k_, y)
+                dvalues = torch.bmm(widen(k_, y_), dkv_)
+                grad, dy = widen_backward(dfk, k_, y_)
                 if real is not None:
-                    grad, dvalues = (torch.where(real, x, 0) for x in (grad, dvalues))
+                    grad, dvalues = (torch.where(real, each, 0) for each in (grad, dvalues))
                 put(grad, dk, rows, stretch)
                 put(dvalues, dv, rows, stretch)
-                if dy is not None and y is not None:
-                    put(turn_backward(dy, y), ds, rows, stretch)
+                if dy is not None and y_ is not None:
+                    put(turn_backward(dy, y_), ds, rows, stretch)
     return dq, dk, dv, dp, ds
 
 
@@ -142,46 +156,43 @@ def _tokens_at_once(x: Tensor) -> int:
     return max(1, of_all_heads // max(1, x.shape[1]))
 
 
-def _queries(
-    queries: tuple[Tensor, Tensor | None], rows: slice, stretch: slice, total: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    """A stretch of queries, what re-weights and scales them, and the scale alone."""
-    q, p = (None if x is None else part(x, rows, stretch).to(total) for x in queries)
-    assert q is not None
-    scale, x = unit_scale(q), turn(p)
-    return q, scale if x is None else x * scale, scale
+def _re_weighting(
+    p: Tensor | None, real: Tensor | None, rows: slice, stretch: slice, total: torch.dtype
+) -> Tensor | None:
+    """What proportions come to; that of a pad is anything finite, as its key is 0."""
+    if p is None:
+        return None
+    p_ = part(p, rows, stretch).to(total)
+    return turn(p_ if real is None else torch.where(real.squeeze(-1), p_, 0))
 
 
 def _keys(
-    keys: tuple[Tensor, Tensor, Tensor | None, Tensor | None],
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
     rows: slice,
     stretch: slice,
     total: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """A stretch of keys and values, 0 at pads, what re-weights the keys, and where none is a pad.
-
-    The re-weighting of a pad may be anything finite, and its gradient is 0 as its key is.
-    """
-    *inputs, key_mask = keys
-    k, v, s = (None if x is None else part(x, rows, stretch).to(total) for x in inputs)
-    assert k is not None and v is not None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """A stretch of keys and values, 0 at pads, and where there is none; None if that is known."""
+    k_, v_ = (part(x, rows, stretch).to(total) for x in (k, v))
     if key_mask is None:
-        return k, v, turn(s), None
-    real = part(key_mask.expand(-1, keys[0].shape[1], -1, -1), rows, stretch)
+        return k_, v_, None
+    real = part(key_mask.expand(-1, k.shape[1], -1, -1), rows, stretch)
     if real.device.type == "cpu" and bool(real.all()):  # Elsewhere to look is to wait.
-        return k, v, turn(s), None
-    s = None if s is None else torch.where(real.squeeze(-1), s, 0)
-    return torch.where(real, k, 0), torch.where(real, v, 0), turn(s), real
+        return k_, v_, None
+    return torch.where(real, k_, 0), torch.where(real, v_, 0), real
 
 
 def _outputs(
     q: Tensor, k: Tensor, v: Tensor, p: Tensor | None, total: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    (b, h, t, f), e = q.shape, v.shape[-1]
-    f = f if p is None else 2 * f
-    den, kv, k_sum = (q.new_empty(b, h, *sizes, dtype=total) for sizes in ((t, 1), (f, e), (f,)))
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    (b, h, t, f), (n, e) = q.shape, v.shape[2:]
+    c, n = (1, 0) if p is None else (2, n)
+    sizes = (c * f, e), (c * f,), (t, 1), (t, 1), (t, c), (n, 2)
+    kv, k_sum, den, scale, x, y = (q.new_empty(b, h, *size, dtype=total) for size in sizes)
     o = v.new_empty(b, t, h, e).transpose(1, 2)  # So that joining the heads copies nothing.
-    return o, den, kv, k_sum
+    return o, kv, k_sum, den, scale, x, y
 
 
 @attend.register_fake
@@ -190,20 +201,20 @@ def _(q, k, v, p, s, key_mask, total, normalise, eps):  # type: ignore[no-untype
 
 
 @attend_backward.register_fake
-def _(do, dkv, dk_sum, q, k, v, p, s, key_mask, o, den, kv, k_sum, normalise, eps):  # type: ignore[no-untyped-def]
+def _(do, dkv, dk_sum, q, k, v, p, s, *others):  # type: ignore[no-untyped-def]
     return like(q), like(k), like(v), like(p, q), like(s, q)
 
 
 def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     *tensors, _total, ctx.normalise, ctx.eps = inputs
     ctx.save_for_backward(*tensors, *output)
-    ctx.mark_non_differentiable(output[1])
+    ctx.mark_non_differentiable(*output[3:])
     ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx, do, _dden, dkv, dk_sum):  # type: ignore[no-untyped-def]
+def _differentiate(ctx, do, dkv, dk_sum, *_none):  # type: ignore[no-untyped-def]
     saved = ctx.saved_tensors  # Once: checkpointing computes them anew at each look.
-    o, _, kv, k_sum = saved[-4:]
+    o, kv, k_sum = saved[-7:-4]
     grads = attend_backward(
         torch.zeros_like(o) if do is None else do,
         torch.zeros_like(kv) if dkv is None else dkv,

@@ -53,6 +53,8 @@ TASKS = {
     info.name: info
     for info in (
         TaskInfo(name="listops", vocab_size=16, n_classes=10, max_length=2000),
+        TaskInfo(name="listops-intermediate", vocab_size=16, n_classes=10, max_length=500),
+        TaskInfo(name="listops-easy", vocab_size=16, n_classes=10, max_length=128),
         TaskInfo(name="text", vocab_size=257, n_classes=2, max_length=4000),
         TaskInfo(name="retrieval", vocab_size=257, n_classes=2, max_length=4000, two_inputs=True),
         TaskInfo(
@@ -70,7 +72,7 @@ TASKS = {
         TaskInfo(name="pathfinder-easy", vocab_size=256, n_classes=2, max_length=1024, pad_id=None),
     )
 }
-"""Every task as Long Range Arena has it. `pathfinder` is its hard level."""
+"""Every task as Long Range Arena has it, and easier levels: it has `listops` and `pathfinder`."""
 
 
 def load_task(name: str, folder: str | Path = DATA, split: str = "train") -> "TaskDataset":
@@ -86,10 +88,13 @@ def load_task(name: str, folder: str | Path = DATA, split: str = "train") -> "Ta
     if split not in SPLITS:
         raise ConfigError(f"split={split!r} is not known; there are {', '.join(SPLITS)}")
     if not (Path(folder) / name / INFO).is_file():
-        task, _, level = name.partition("-") if name.startswith("pathfinder") else (name, "", "")
-        difficulty = f" --difficulty {level}" if level else ""
+        task, _, level = name.rpartition("-")
+        if level in ("easy", "intermediate"):
+            task += f" --difficulty {level}"
+        else:
+            task = name
         raise FileError(
-            f"no {name} data in {folder}; make it with leap lra prepare --task {task}{difficulty} "
+            f"no {name} data in {folder}; make it with leap lra prepare --task {task} "
             f"--output {folder}"
         )
     return TaskDataset(Path(folder) / name, split)

@@ -4,8 +4,8 @@
 
 By the rule of Long Range Arena: at depths 1 to 9 a node is an operator with probability 1/4, and
 has 2 to 10 arguments; else, and always at depth 10, it is a digit. Trees of more than 500 and fewer
-than 2,000 tokens are kept, an operator and its closing bracket counting one each. MED is the
-median, rounded down; SM the sum modulo 10.
+than 2,000 tokens are kept, an operator and its closing bracket counting one each; easier levels,
+which are ours, are of shorter ones. MED is the median, rounded down; SM the sum modulo 10.
 
 Trees are grown by the thousand, a depth at a time. Those that get too long are dropped at once,
 and tokens and values are worked out for those alone that are kept.
@@ -29,8 +29,8 @@ MIN, MAX, MED, SM, CLOSE = range(10, 15)
 MAX_DEPTH = 10
 MAX_ARGUMENTS = 10
 P_OPERATOR = 0.25
-LENGTHS = (500, 2000)
-"""Neither of these is a length that is kept."""
+LENGTHS = {"easy": (16, 128), "intermediate": (128, 500), "hard": (500, 2000)}
+"""Of each level; neither of the two is a length that is kept."""
 AT_ONCE = 2048
 """Trees that grow at a time."""
 FILES = dict(zip(SPLITS, ("basic_train.tsv", "basic_val.tsv", "basic_test.tsv"), strict=True))
@@ -67,7 +67,7 @@ def make_examples(
     chance: np.random.Generator,
     *,
     max_depth: int = MAX_DEPTH,
-    lengths: tuple[int, int] = LENGTHS,
+    lengths: tuple[int, int] = LENGTHS["hard"],
 ) -> Examples:
     """Make expressions and their values. Each is drawn anew, so there can be repeats."""
     sequences: list[UInt8[np.ndarray, " t"]] = []

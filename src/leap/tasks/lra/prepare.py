@@ -67,7 +67,8 @@ class PrepareConfig:
     test: int | None = None
     """Examples to test on. [2,000, 20,000, all]"""
     difficulty: Difficulty = "hard"
-    """Of Pathfinder: curves of 6, 9 or 14 paddles. Long Range Arena reports hard."""
+    """Of Pathfinder: curves of 6, 9 or 14 paddles; of ListOps: up to 127, 499 or 1,999 tokens.
+    Long Range Arena reports hard."""
     max_length: int | None = None
     """Bytes that are read of a text. [4,000]"""
     seed: int = 0
@@ -86,8 +87,10 @@ class PrepareConfig:
             raise ConfigError("a source is for one task; say by --task which one it is")
         if self.source is not None and self.task == ("pathfinder",):
             raise ConfigError("pathfinder is generated, and reads no source")
-        if self.task and self.difficulty != "hard" and "pathfinder" not in self.task:
-            raise ConfigError(f"difficulty={self.difficulty} is for pathfinder alone")
+        if self.task and self.difficulty != "hard" and not any(map(_has_levels, self.task)):
+            raise ConfigError(f"difficulty={self.difficulty} is for listops and pathfinder alone")
+        if self.source is not None and self.difficulty != "hard":
+            raise ConfigError(f"difficulty={self.difficulty} is generated, and reads no source")
         if self.task and self.max_length is not None and not any(map(_is_text, self.task)):
             raise ConfigError(f"max_length={self.max_length} is for text and retrieval alone")
 
@@ -157,7 +160,8 @@ def _make(
             found = listops.read(source, length)
         case "listops":
             plan = Plan(_sizes(config, task), config.seed, config.workers, distinct=True)
-            return generate(listops.make_examples, plan, progress)
+            make = partial(listops.make_examples, lengths=listops.LENGTHS[config.difficulty])
+            return generate(make, plan, progress)
         case "pathfinder":
             plan = Plan(_sizes(config, task), config.seed, config.workers)
             make = partial(pathfinder.make_examples, difficulty=config.difficulty)
@@ -174,12 +178,16 @@ def _make(
 
 
 def _task_info(config: PrepareConfig, task: TaskName) -> TaskInfo:
-    if task == "pathfinder" and config.difficulty != "hard":
+    if _has_levels(task) and config.difficulty != "hard":
         return TASKS[f"{task}-{config.difficulty}"]
     info = TASKS[task]
     if config.max_length is not None and _is_text(task):
         return replace(info, max_length=config.max_length)
     return info
+
+
+def _has_levels(task: str) -> bool:
+    return task in ("listops", "pathfinder")
 
 
 def _is_text(task: str) -> bool:

@@ -41,6 +41,7 @@ ALIKE = (
     "attention_dropout",
     "group_by_length",
     "evaluate_every",
+    "start",
     "valid_examples",
     "tests",
     "data",

@@ -7,22 +7,28 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
+from transformers.utils import SAFE_WEIGHTS_NAME
 
-from leap.errors import ConfigError
+from leap.errors import ConfigError, FileError
 from leap.models import LeapformerForSequenceClassification
 from leap.models.config import Pooling
 from leap.tasks.lra.cache import SPLITS
 from leap.tasks.lra.data import DATA, TASKS, Collator, TaskDataset, load_task
 from leap.tasks.lra.model import EPSILON, encoder_config, paper
 from leap.training import Recipe
+from leap.training.folder import read_json
 
 RUNS = Path("runs/lra")
 """Where runs are kept, unless told otherwise."""
 LOOKS = 20
 """Looks at the validation set in a run, unless told otherwise."""
 FEWEST_STEPS_BETWEEN_LOOKS = 50
+POSITIONS = "model.embed_positions.weight"
+"""Weights that there are more of where texts are longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +36,8 @@ class Settings:
     """What training and its ablations have in common."""
 
     task: str = "listops"
-    """Task: listops, text, retrieval, retrieval-standin, image, pathfinder, or pathfinder-easy or
-    -intermediate; made by leap lra prepare."""
+    """Task: listops, text, retrieval, retrieval-standin, image, pathfinder; or an easier level, as
+    listops-easy or pathfinder-intermediate. Made by leap lra prepare."""
     seeds: tuple[int, ...] = (0,)
     """Seeds of the weights and of the order of the data; a run for each."""
     steps: int | None = None
@@ -68,6 +74,10 @@ class Settings:
     group_by_length: bool = True
     """Make batches of inputs of about one length, so that little is filled up: on texts, twice as
     fast and more."""
+    start: Path | None = None
+    """Folder of finished runs of an easier level or of shorter texts, as runs/lra/listops-easy:
+    each model begins with the weights that the run of its name and seed ended with, and positions
+    beyond those with new ones. [all weights are new]"""
     data: Path = DATA
     """Folder of prepared tasks."""
     output: Path = RUNS
@@ -134,6 +144,8 @@ class RunConfig(Recipe):
     valid_examples: int | None
     test_examples: int | None
     group_by_length: bool
+    start: Path | None
+    """Folder of the run whose weights it begins with."""
     data: Path
     output: Path
 
@@ -160,6 +172,7 @@ def run_configs(config: Settings, variants: Sequence[Variant], steps: int) -> li
             valid_examples=config.valid_examples,
             test_examples=config.test_examples,
             group_by_length=config.group_by_length and TASKS[config.task].pad_id is not None,
+            start=None if config.start is None else config.start / variant.name / f"seed-{seed}",
             data=config.data,
             output=config.output / config.task / variant.name / f"seed-{seed}",
         )
@@ -169,9 +182,46 @@ def run_configs(config: Settings, variants: Sequence[Variant], steps: int) -> li
 
 
 def build_model(run: RunConfig, data: TaskDataset) -> LeapformerForSequenceClassification:
-    """The model of a run, with new weights."""
+    """The model of a run, with new weights or those of the run it starts from."""
     config = encoder_config(data.info, run.attention, **run.changes)
-    return LeapformerForSequenceClassification(config)
+    model = LeapformerForSequenceClassification(config)
+    if run.start is not None:
+        _load_start(model, run.start)
+    return model
+
+
+def _load_start(model: LeapformerForSequenceClassification, start: Path) -> None:
+    """Begin with a run's weights, and with as many of its positions as both have."""
+    path = start / "model" / SAFE_WEIGHTS_NAME
+    try:
+        found = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise FileError(f"start: {path} cannot be read ({error})") from error
+    own = model.state_dict()
+    if POSITIONS in found and POSITIONS in own:
+        n = min(len(found[POSITIONS]), len(own[POSITIONS]))
+        found[POSITIONS] = torch.cat([found[POSITIONS][:n], own[POSITIONS][n:]])
+    shapes, wanted = ({name: list(x.shape) for name, x in y.items()} for y in (found, own))
+    for name in sorted(shapes.keys() | wanted.keys()):
+        if shapes.get(name) != wanted.get(name):
+            raise ConfigError(
+                f"start: the model in {start} has {name} {shapes.get(name, 'not at all')}, where "
+                f"this one has {wanted.get(name, 'nothing')}; start from a run of a like model"
+            )
+    model.load_state_dict(found)
+
+
+def started_from(run: RunConfig) -> str | None:
+    """What a run begins with, in words: `listops-easy, 1000 steps of 32`."""
+    if run.start is None:
+        return None
+    path = run.start / "metrics.json"
+    if not path.exists():
+        raise FileError(f"start: there is no finished run in {run.start}; train it first")
+    metrics = read_json(path)
+    words = f"{metrics['task']}, {metrics['steps']} steps of {metrics['batch']}"
+    before = metrics.get("start")
+    return words if before is None else f"{before}; {words}"
 
 
 def some(data: TaskDataset, count: int | None) -> Dataset[dict[str, Tensor]]:

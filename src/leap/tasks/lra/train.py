@@ -30,6 +30,7 @@ from leap.tasks.lra.runs import (
     open_splits,
     run_configs,
     some,
+    started_from,
 )
 from leap.training import (
     RunFolder,
@@ -141,6 +142,7 @@ def train_run(
     settings = asdict(run)
     for name in ("data", "output"):  # The data is told by its checksums.
         settings.pop(name)
+    settings["start"] = started_from(run)
     folder = RunFolder(run.output, settings)
     with processes().main_process_first():
         data = open_splits(run)
@@ -193,6 +195,7 @@ def train_run(
         "parameters": model.num_parameters(),
         "peak_bytes": memory,
         "batch": run.batch,
+        "start": settings["start"],
         "device": model.device.type,
         "threads": torch.get_num_threads(),
         **asdict(fitted),
