@@ -34,6 +34,23 @@ def test_the_gradient_is_dropped_alike():
     assert_close(x.grad * x.detach(), y.detach())
 
 
+def test_the_gradient_has_a_gradient():
+    x = torch.randn(6, 5, dtype=torch.float64, requires_grad=True)
+
+    def drop(x):
+        torch.manual_seed(0)
+        return Dropout(0.3)(x).square()
+
+    assert torch.autograd.gradcheck(drop, x) and torch.autograd.gradgradcheck(drop, x)
+
+
+def test_a_byte_is_kept_of_each_element():
+    x, kept = torch.randn(100, 7, requires_grad=True), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda y: kept.append(y) or y, lambda y: y):
+        Dropout(0.3)(x)
+    assert [(y.dtype, y.numel()) for y in kept] == [(torch.int8, 700)]
+
+
 def test_a_seed_repeats_it_and_the_next_call_does_not():
     drop, x = Dropout(0.5), torch.ones(1000)
     torch.manual_seed(3)

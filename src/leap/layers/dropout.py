@@ -3,12 +3,15 @@
 There PyTorch draws a number for each element, one after the other: with narrow layers a fifth of a
 training step. 16 bits are enough to tell whether an element stays, and a generator made for speed
 gives them by the thousand. Its seed comes from PyTorch's own, so `torch.manual_seed` and
-checkpointed layers repeat what was dropped.
+checkpointed layers repeat what was dropped. What stays is kept for the backward pass in a byte an
+element.
 """
+
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int8
 from torch import Tensor, nn
 
 LEVELS = 2**16
@@ -27,6 +30,32 @@ class Dropout(nn.Dropout):
             return super().forward(x)
         seed = int(torch.randint(2**62, ()))
         draws = np.random.SFC64(seed).random_raw(-(-x.numel() // PER_DRAW))
-        kept = draws.view(np.uint16)[: x.numel()] >= n_dropped
-        scale = torch.from_numpy(kept.astype(np.float32)).to(x.dtype)
-        return x * scale.mul_(LEVELS / (LEVELS - n_dropped)).view(x.shape)
+        kept = x.new_empty(x.shape, dtype=torch.int8)
+        bits = draws.view(np.uint16)[: x.numel()]
+        np.greater_equal(bits, n_dropped, out=kept.numpy().reshape(-1).view(np.bool_))
+        return _masked(x, kept, LEVELS / (LEVELS - n_dropped))
+
+
+def _masked(
+    x: Float[Tensor, "*axes"], kept: Int8[Tensor, "*axes"], scale: float
+) -> Float[Tensor, "*axes"]:
+    y: Tensor = _Masked.apply(x, kept, scale)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _Masked(torch.autograd.Function):
+    """x kept scale in one pass, and its gradient likewise."""
+
+    @staticmethod
+    def forward(x: Tensor, kept: Tensor, scale: float) -> Tensor:
+        return torch.addcmul(x.new_zeros(()), x, kept, value=scale)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
+        _, kept, ctx.scale = inputs
+        ctx.save_for_backward(kept)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
+        (kept,) = ctx.saved_tensors
+        return _masked(dy, kept, ctx.scale), None, None

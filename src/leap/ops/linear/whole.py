@@ -57,20 +57,20 @@ def attend(
     """
     o, kv, k_sum, den, scale, x, y = outputs = _outputs(q, k, v, p, total)
     with as_given(q):
+        if p is not None and s is not None:
+            _turn(p, x)
+            _turn(s if key_mask is None else torch.where(key_mask.squeeze(-1), s, 0), y)
         for rows in _row_spans(q, k):
             kv_, k_sum_ = part(kv, rows).zero_(), part(k_sum, rows).unsqueeze(1).zero_()
             for stretch in _stretches(k):
-                k_, v_, real = _keys(k, v, key_mask, rows, stretch, total)
-                y_ = _re_weighting(s, real, rows, stretch, total)
-                fk = widen(k_, y_)
+                k_, v_, _ = _keys(k, v, key_mask, rows, stretch, total)
+                fk = widen(k_, None if s is None else part(y, rows, stretch))
                 kv_.baddbmm_(fk.mT, v_)
                 k_sum_ += fk.sum(1, keepdim=True)
-                if y_ is not None:
-                    put(y_, y, rows, stretch)
             for stretch in _stretches(q):
                 q_ = part(q, rows, stretch).to(total)
-                scale_, x_ = unit_scale(q_), _re_weighting(p, None, rows, stretch, total)
-                x_ = scale_ if x_ is None else x_ * scale_
+                scale_ = unit_scale(q_)
+                x_ = scale_ if p is None else part(x, rows, stretch) * scale_
                 fq = widen(q_, x_)
                 num, den_ = torch.bmm(fq, kv_), torch.linalg.vecdot(fq, k_sum_).unsqueeze(-1)
                 o_ = normalised(num, den_, eps * scale_) if normalise else num / scale_
@@ -156,14 +156,11 @@ def _tokens_at_once(x: Tensor) -> int:
     return max(1, of_all_heads // max(1, x.shape[1]))
 
 
-def _re_weighting(
-    p: Tensor | None, real: Tensor | None, rows: slice, stretch: slice, total: torch.dtype
-) -> Tensor | None:
-    """What proportions come to; that of a pad is anything finite, as its key is 0."""
-    if p is None:
-        return None
-    p_ = part(p, rows, stretch).to(total)
-    return turn(p_ if real is None else torch.where(real.squeeze(-1), p_, 0))
+def _turn(p: Tensor, x: Tensor) -> None:
+    """Write what proportions re-weight by, `[b, h, t, 2]`; a pad's may be anything finite."""
+    turned = turn(p.to(x.dtype))
+    assert turned is not None
+    x.copy_(turned)
 
 
 def _keys(
