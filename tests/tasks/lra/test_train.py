@@ -372,7 +372,8 @@ def test_a_start_that_does_not_fit_is_named(shorter, tiny, tmp_path):
     with pytest.raises(FileError, match=r"no finished run in .*leapformer.seed-7; train it first"):
         train(tiny(start=shorter, seeds=(7,), output=tmp_path / "a"))
     with pytest.raises(ConfigError, match=r"has model\.layers\.0.* \[.*\], where this one has \["):
-        train(tiny(attention=("linformer",), start=shorter, output=tmp_path / "b"))
+        train(tiny(attention=("leapformer", "linformer"), start=shorter, output=tmp_path / "b"))
+    assert not (tmp_path / "b").exists()  # The first, which could, has not begun.
     weights = shorter / "linformer" / "seed-0" / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
     with pytest.raises(FileError, match=r"model\.safetensors cannot be read"):

@@ -18,7 +18,7 @@ from transformers import set_seed
 from leap.errors import ConfigError
 from leap.models import LeapformerForSequenceClassification, usable_as
 from leap.tasks.lra.budget import Say, find_steps
-from leap.tasks.lra.data import Collator, TaskDataset
+from leap.tasks.lra.data import Collator, TaskDataset, load_task
 from leap.tasks.lra.evaluate import ACCURACY, computing, score
 from leap.tasks.lra.runs import (
     RunConfig,
@@ -106,6 +106,11 @@ def train_variants(
     say: Say | None = None,
 ) -> list[dict[str, Any]]:
     """Train each variant with each seed, in equal steps."""
+    if config.start is not None:  # Of every run, before the first takes its hours.
+        data = load_task(config.task, config.data)
+        for run in run_configs(config, variants, 1):
+            started_from(run)
+            build_model(run, data)
     steps = find_steps(config, variants, say)
     results = []
     for run in run_configs(config, variants, steps):
