@@ -130,6 +130,13 @@ def test_the_mean_is_over_real_tokens():
     assert_close(mean_of(x, torch.zeros_like(real)), torch.zeros(2, 3).double())
 
 
+def test_the_mean_of_a_long_text_fits_half_precision_though_its_sum_does_not():
+    x = torch.full((1, 40_000, 2), 3.0, dtype=torch.float16)
+    real = torch.ones(1, 40_000, dtype=torch.bool)
+    for mean in (mean_of(x), mean_of(x, real)):
+        assert mean.dtype == torch.float16 and (mean == 3).all()
+
+
 def test_the_last_is_the_last_real_token():
     x = torch.randn(3, 4, 3, dtype=torch.double)
     real = torch.tensor([[1, 1, 1, 1], [0, 1, 1, 0], [0, 0, 1, 1]]).bool()

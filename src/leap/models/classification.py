@@ -23,6 +23,7 @@ from transformers.utils.output_capturing import capture_outputs
 from leap.errors import InputError
 from leap.models.body import Layer, LeapformerBody, LeapformerPreTrainedModel
 from leap.models.config import LeapformerConfig
+from leap.ops.state import accumulator
 
 
 class LeapformerClassificationModel(LeapformerPreTrainedModel):
@@ -191,10 +192,11 @@ def mean_of(
     x: Float[Tensor, "b t d"], real: Bool[Tensor, "b t"] | None = None
 ) -> Float[Tensor, "b d"]:
     """The mean over each row's real tokens, by their number; 0 where there are none."""
+    # Not by `mean`, whose gradient would be written out for every token.
     if real is None:
-        return x.sum(dim=1) / x.shape[1]  # The gradient is then a view of one row.
-    kept = x.masked_fill(~real.unsqueeze(-1), 0)
-    return kept.sum(dim=1) / real.sum(dim=1, keepdim=True).clamp_min(1)
+        return (x.sum(dim=1, dtype=accumulator(x)) / max(1, x.shape[1])).to(x.dtype)
+    kept = x.masked_fill(~real.unsqueeze(-1), 0).sum(dim=1, dtype=accumulator(x))
+    return (kept / real.sum(dim=1, keepdim=True).clamp_min(1)).to(x.dtype)
 
 
 def last_of(

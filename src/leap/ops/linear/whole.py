@@ -171,7 +171,7 @@ def _keys(
     stretch: slice,
     total: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """A stretch of keys and values, 0 at pads, and where there is none; None if that is known."""
+    """A stretch of keys and values, 0 at pads; and true where there is none, None if nowhere is."""
     k_, v_ = (part(x, rows, stretch).to(total) for x in (k, v))
     if key_mask is None:
         return k_, v_, None
