@@ -374,6 +374,10 @@ def test_a_start_that_does_not_fit_is_named(shorter, tiny, tmp_path):
     with pytest.raises(ConfigError, match=r"has model\.layers\.0.* \[.*\], where this one has \["):
         train(tiny(attention=("leapformer", "linformer"), start=shorter, output=tmp_path / "b"))
     assert not (tmp_path / "b").exists()  # The first, which could, has not begun.
+    (tmp_path / "other" / "leapformer" / "seed-0").mkdir(parents=True)
+    (tmp_path / "other" / "leapformer" / "seed-0" / "metrics.json").write_text("{}")
+    with pytest.raises(FileError, match="has no 'task': it is of no run of leap lra train"):
+        train(tiny(start=tmp_path / "other", output=tmp_path / "d"))
     weights = shorter / "linformer" / "seed-0" / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
     with pytest.raises(FileError, match=r"model\.safetensors cannot be read"):

@@ -219,7 +219,10 @@ def started_from(run: RunConfig) -> str | None:
     if not path.exists():
         raise FileError(f"start: there is no finished run in {run.start}; train it first")
     metrics = read_json(path)
-    words = f"{metrics['task']}, {metrics['steps']} steps of {metrics['batch']}"
+    try:
+        words = f"{metrics['task']}, {metrics['steps']} steps of {metrics['batch']}"
+    except KeyError as error:
+        raise FileError(f"{path} has no {error}: it is of no run of leap lra train") from error
     before = metrics.get("start")
     return words if before is None else f"{before}; {words}"
 
