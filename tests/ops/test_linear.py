@@ -17,17 +17,19 @@ from leap.ops import (
     linear_attention,
     staircase_linear_attention,
 )
-from leap.ops.features import positional, proportional
+from leap.ops.features import cosine, positional, proportional, widen
 from leap.ops.linear import (
     causal_linear_attention_reference,
     chunked,
     linear_attention_reference,
     read_and_attend,
+    staircase_linear_attention_reference,
     whole,
 )
 from leap.ops.tolerance import TOLERANCES, relative_error
 
 LENGTHS = [1, 2, 7, 8, 9, 15, 16, 17, 50]
+FADE = (-1.0, -0.3, 0.0)
 
 
 def make_qkv(length, *, batch=2, heads=3, features=5, values=3, seed=0, dtype=torch.double):
@@ -104,7 +106,9 @@ def test_attention_to_a_whole_sequence_is_the_plain_op_over_widened_features(t, 
     expected = scores @ v
     if normalise:
         expected = expected / scores.sum(-1, keepdim=True).clamp_min(1e-6)
-    o, state = read_and_attend(q, k, v, p, s, key_mask=mask, normalise=normalise)
+    o, state = read_and_attend(
+        q, k, v, reweighting=(cosine(p), cosine(s)), key_mask=mask, normalise=normalise
+    )
     assert_close(o, expected)
     kept = wide_k if mask is None else wide_k * mask[:, None, :, None]
     assert_close(state.kv, kept.mT @ v)
@@ -119,12 +123,16 @@ def test_what_stands_at_pads_of_a_whole_sequence_does_not_matter():
     q, k, v = make_qkv(6)
     p, s = make_proportions(6)
     mask = torch.tensor([[True] * 4 + [False] * 2] * 2)
-    expected, _ = read_and_attend(q, k[:, :, :4], v[:, :, :4], p, s[:, :, :4])
-    broken = [x.detach().clone() for x in (k, v, s)]
+    expected, _ = read_and_attend(
+        q, k[:, :, :4], v[:, :, :4], reweighting=(cosine(p), cosine(s[:, :, :4]))
+    )
+    broken = [x.detach().clone() for x in (k, v, cosine(s))]
     for x in broken:
         x[:, :, 4:] = torch.nan
         x.requires_grad_()
-    actual, _ = read_and_attend(q, broken[0], broken[1], p, broken[2], key_mask=mask)
+    actual, _ = read_and_attend(
+        q, broken[0], broken[1], reweighting=(cosine(p), broken[2]), key_mask=mask
+    )
     assert_close(actual, expected)
     for grad in torch.autograd.grad(actual.sum(), broken):
         assert grad.isfinite().all()
@@ -187,6 +195,76 @@ def test_the_future_is_invisible():
     assert not torch.equal(before[:, :, 13:], after[:, :, 13:])
 
 
+# Re-weighting
+
+
+def make_weights(length, rank, *, batch=2, heads=3, seed=4):
+    generator = torch.Generator().manual_seed(seed)
+    shape = (batch, heads, length, rank)
+    return tuple(
+        torch.rand(shape, dtype=torch.double, generator=generator).requires_grad_() for _ in "xy"
+    )
+
+
+@pytest.mark.parametrize("gated", ["none", "head", "fade", "feature"])
+@pytest.mark.parametrize("rank", [1, 2, 3, 5])
+@pytest.mark.parametrize("length", [1, 2, 8, 9, 50])
+def test_a_re_weighting_multiplies_scores_by_the_product_of_its_numbers(length, rank, gated):
+    (q, k, v), (x, y) = make_qkv(length), make_weights(length, rank)
+    weights = x @ y.mT
+    sees = torch.ones(length, length).tril().bool()
+    given, options = (q, k, v, x, y), {}
+    if gated == "none":
+        scores = (q @ k.mT) * weights
+    elif gated == "fade":
+        order = torch.arange(length)
+        gap = (order[:, None] - order).clamp_min(0)
+        scores = (q @ k.mT) * weights * torch.exp(torch.tensor(FADE)[:, None, None] * gap)
+        options = {"fade": FADE}
+    else:
+        gate = make_gate(length, "head" if gated == "head" else 5)
+        given, options = (*given, gate), {"log_gate": gate}
+        total = (gate.unsqueeze(-1) if gate.ndim == 3 else gate).cumsum(2)
+        left = (total.unsqueeze(3) - total.unsqueeze(2)).clamp_max(0).exp()
+        scores = (q.unsqueeze(3) * k.unsqueeze(2) * left).sum(-1) * weights
+    scores = scores.masked_fill(~sees, 0)
+    expected = scores @ v / scores.sum(-1, keepdim=True)
+    actual, state = causal_linear_attention(q, k, v, reweighting=(x, y), chunk_size=8, **options)
+    assert_close(actual, expected)
+    assert state.kv.shape[2] == rank * 5
+    assert_same_gradients(actual, expected, given)
+
+    split = length // 2
+    parts = [x for x in options.values() if isinstance(x, torch.Tensor)]
+    outputs, before = [], None
+    for span in (slice(0, split), slice(split, None)):
+        some = {"log_gate": parts[0][:, :, span]} if parts else options
+        o, before = causal_linear_attention(
+            *(z[:, :, span] for z in (q, k, v)),
+            before,
+            reweighting=(x[:, :, span], y[:, :, span]),
+            chunk_size=8,
+            **some,
+        )
+        outputs.append(o)
+    assert_close(torch.cat(outputs, dim=2), actual)
+    assert_close(before.tensors(), state.tensors())
+
+
+@pytest.mark.parametrize(("t", "n"), [(3, 4), (300, 200)])
+def test_a_whole_sequence_can_be_re_weighted_too(t, n):
+    q, (_, k, v) = make_qkv(t)[0], make_qkv(n, seed=3)
+    x, y = make_weights(t, 3)[0], make_weights(n, 3, seed=5)[1]
+    expected = linear_attention_reference(widen(q, x), widen(k, y), v)
+    actual = linear_attention(q, k, v, reweighting=(x, y))
+    assert_close(actual, expected)
+    assert_same_gradients(actual, expected, (q, k, v, x, y))
+    visible = torch.arange(t).clamp_max(n)
+    expected = staircase_linear_attention_reference(widen(q, x), widen(k, y), v, visible)
+    actual = staircase_linear_attention(q, k, v, visible, reweighting=(x, y))
+    assert_close(actual, expected)
+
+
 # Gates
 
 
@@ -225,6 +303,28 @@ def test_a_gate_of_one_changes_nothing(width):
 
 
 @pytest.mark.parametrize("width", ["head", 5])
+@pytest.mark.parametrize(("length", "level"), [(45, -2.0), (100, -3.0), (5, -30.0), (70, -90.0)])
+def test_gates_that_forget_much_have_finite_gradients(length, level, width):
+    inputs = make_qkv(length)
+    gate = torch.full_like(make_gate(length, width), level).requires_grad_()
+    o, state = causal_linear_attention(*inputs, log_gate=gate)
+    per_feature = gate if gate.ndim == 4 else gate.unsqueeze(-1)
+    expected = causal_linear_attention_reference(*inputs, log_gate=per_feature)
+    assert_close(o, expected)
+    assert_same_gradients(o, expected, (*inputs, gate))
+    assert state.kv.isfinite().all()
+
+
+def test_tokens_that_remember_are_exact_among_those_that_forget():
+    """A sum of many large exponents would swallow the small ones in single precision."""
+    qkv = make_qkv(200)
+    gate = torch.where(torch.arange(200) % 4 == 0, -60.0, -0.01).double().expand(2, 3, 200)
+    expected, _ = causal_linear_attention(*qkv, log_gate=gate)
+    actual, _ = causal_linear_attention(*(x.float() for x in qkv), log_gate=gate.float())
+    assert relative_error(actual, expected) < TOLERANCES[torch.float32].output
+
+
+@pytest.mark.parametrize("width", ["head", 5])
 @pytest.mark.parametrize("lowest", [-1e3, -math.inf])
 def test_a_gate_that_forgets_everything_leaves_the_token_itself(width, lowest):
     q, k, v = (x.detach() for x in make_qkv(20))
@@ -243,9 +343,6 @@ def test_a_gate_for_each_feature_fades_both_halves_of_a_proportional_one():
     )
     actual, _ = causal_proportional_attention(q, k, v, p, s, log_gate=gate, chunk_size=8)
     assert_close(actual, expected)
-
-
-FADE = (-1.0, -0.3, 0.0)
 
 
 def as_gate(fade, length):
@@ -661,14 +758,19 @@ def side_by_side(x):
 @pytest.mark.parametrize("proportions", [True, False])
 def test_the_compiler_finds_nothing_wrong_with_the_custom_ops(lay, proportions, shapes_unchecked):
     q, k, v = map(lay, make_qkv(20))
-    p, s = map(lay, make_proportions(20)) if proportions else (None, None)
+    x, y = (
+        (lay(cosine(p).detach().requires_grad_()) for p in make_proportions(20))
+        if proportions
+        else (None, None)
+    )
     f = q.shape[-1] * (2 if proportions else 1)
     kv, k_sum = (torch.rand(2, 3, *n, dtype=torch.double) for n in ((f, 3), (f,)))
     before = kv.requires_grad_(), k_sum.requires_grad_()
     mask = torch.rand(2, 1, 20, 1) < 0.7
-    for rate in (None, [-0.1, -0.2, -0.3]):
-        torch.library.opcheck(chunked.attend, (q, k, v, p, s, rate, *before, 8, True, 1e-6))
-    torch.library.opcheck(whole.attend, (q, k, v, p, s, mask, torch.double, True, 1e-6))
+    gate = lay(make_gate(20, "head"))
+    for fading in ((None, None), (None, [-0.1, -0.2, -0.3]), (gate, None)):
+        torch.library.opcheck(chunked.attend, (q, k, v, x, y, *fading, *before, 8, True, 1e-6))
+    torch.library.opcheck(whole.attend, (q, k, v, x, y, mask, torch.double, True, 1e-6))
 
 
 def test_heads_side_by_side_stay_so():
@@ -694,7 +796,7 @@ def test_heads_side_by_side_stay_so():
         ({"key_mask": torch.ones(2, 19).bool()}, r"key_mask is \[2, 19\].*must be \[2, 20\]"),
         ({"chunk_size": 0}, r"chunk_size=0"),
         ({"log_gate": torch.zeros(2, 3, 20, 4)}, r"log_gate is \[2, 3, 20, 4\]"),
-        ({"fade": (-1.0, -2.0, 0.0)}, r"fade=.* must hold 3 rates from -1 to 0"),
+        ({"fade": (-1.0, 2.0, 0.0)}, r"fade=.* must hold 3 rates of at most 0"),
         ({"fade": (-1.0, 0.0)}, r"fade=.* must hold 3 rates"),
         ({"cu_seqlens": torch.tensor([0, 20])}, r"the batch is 2"),
         ({"state": "empty"}, r"state is a str"),

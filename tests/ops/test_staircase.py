@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from leap.errors import InputError
 from leap.ops import causal_linear_attention, linear_attention, staircase_linear_attention
-from leap.ops.linear import square, staircase_linear_attention_reference
+from leap.ops.linear import Tokens, square, staircase_linear_attention_reference
 from leap.ops.staircase import blocks, interleaved, sees
 from leap.ops.tolerance import TOLERANCES, relative_error
 
@@ -32,7 +32,7 @@ def wait_k(t, n, k, ratio):
 
 
 def by_square(q, k, v, visible):
-    return square.attend(q, k, v, sees=sees(visible, k), normalise=False)
+    return square.attend(Tokens(q, k, v), sees=sees(visible, k), normalise=False)
 
 
 @pytest.mark.parametrize("rows", [(), (2,)], ids=["one-schedule", "a-schedule-a-sentence"])

@@ -37,14 +37,14 @@ from leap.layers.attention import (
     one_of,
 )
 from leap.layers.proportion import FixedProportion, LearnedProportion
-from leap.ops.features import FeatureMap, feature_map, proportional, rotary
+from leap.ops.features import FeatureMap, cosine, feature_map, proportional, rotary
 from leap.ops.linear import (
     LinearState,
     causal_linear_attention,
     causal_proportional_attention,
     read_and_attend,
 )
-from leap.ops.linear.chunked import unit_scale
+from leap.ops.linear.parts import unit_scale
 from leap.ops.staircase import staircase_linear_attention
 from leap.ops.state import accumulator
 
@@ -212,8 +212,15 @@ class LeapformerAttention(DotProductAttention):
         k, s = self._keys(source, source_positions)
         v = self._values(self.split(self.v_proj(source)))
         if past is None and visible is None:
+            weights = None if p is None or s is None else (cosine(p), cosine(s))
             o, after = read_and_attend(
-                q, k, v, p, s, key_mask=key_mask, normalise=self.normalise, eps=self.eps
+                q,
+                k,
+                v,
+                reweighting=weights,
+                key_mask=key_mask,
+                normalise=self.normalise,
+                eps=self.eps,
             )
             return self._finished(self._divided(o), x), after
         q, k = _widened(q, p), _widened(k, s)

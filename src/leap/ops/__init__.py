@@ -10,6 +10,7 @@ from leap.ops.linear import (
     LinearState,
     causal_linear_attention,
     causal_proportional_attention,
+    causal_travelled_attention,
     linear_attention,
 )
 from leap.ops.softmax import SoftmaxState, causal_softmax_attention, softmax_attention
@@ -27,6 +28,7 @@ __all__ = [
     "causal_linear_attention",
     "causal_proportional_attention",
     "causal_softmax_attention",
+    "causal_travelled_attention",
     "linear_attention",
     "load_state",
     "load_states",

@@ -159,14 +159,28 @@ def proportional(
     check_axes("b h t f", x=x)
     check_axes("b h t", p=p)
     check_same("b h t", x=x, p=p)
-    return widened(x, p)
+    return widen(x, cosine(p)).to(x.dtype)
 
 
-def widened(x: Float[Tensor, "*rows f"], p: Float[Tensor, "*rows"]) -> Float[Tensor, "*rows 2*f"]:
-    """`proportional` of any rows, unchecked."""
-    angle = (math.pi / 2) * p.unsqueeze(-1)
-    # A rounded pi/2 may be more than pi/2, where p = 1 would have a cosine just below 0.
-    return torch.cat([x * angle.sin(), x * angle.cos().clamp_min(0)], dim=-1).to(x.dtype)
+def cosine(p: Float[Tensor, "*rows"]) -> Float[Tensor, "*rows 2"]:
+    """[sin, cos](pi/2 p): LeaPformer's re-weighting, x_i . y_j = cos(pi/2 (p_i - s_j))."""
+    angle = (math.pi / 2) * p
+    cos = angle.cos()
+    # A rounded pi/2 may be more than pi/2, where p = 1 would have a cosine just below 0. What lifts
+    # it to 0 leaves its gradient alone.
+    return torch.stack([angle.sin(), cos + cos.detach().neg().clamp_min(0)], dim=-1)
+
+
+def widen(
+    x: Float[Tensor, "*rows f"], weights: Float[Tensor, "*rows r"] | None
+) -> Float[Tensor, "*rows _"]:
+    """[x w_1, ... x w_r]: features with their re-weighting multiplied in; themselves for None.
+
+    Products of features so widened are products of the features times those of the weights.
+    """
+    if weights is None:
+        return x
+    return (weights.unsqueeze(-1) * x.unsqueeze(-2)).flatten(-2)
 
 
 def position_proportion(

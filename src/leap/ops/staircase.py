@@ -20,9 +20,16 @@ from torch import Tensor
 
 from leap.errors import InputError
 from leap.ops.checks import shape
-from leap.ops.linear import causal_linear_attention, check_inputs, square
-from leap.ops.linear.chunked import normalised, unit_scale
-from leap.ops.state import accumulator, as_given, mask_tokens
+from leap.ops.linear import Reweighting, causal_linear_attention, check_inputs, square
+from leap.ops.linear.parts import (
+    normalised,
+    precision,
+    unit_scale,
+    wide_keys,
+    wide_queries,
+    without_pads,
+)
+from leap.ops.state import as_given
 
 QUERIES_AT_ONCE = 64
 
@@ -33,6 +40,7 @@ def staircase_linear_attention(
     v: Float[Tensor, "b h n e"],
     visible: Int[Tensor, " t"] | Int[Tensor, "b t"],
     *,
+    reweighting: Reweighting | None = None,
     key_mask: Bool[Tensor, "b n"] | None = None,
     normalise: bool = True,
     eps: float = 1e-6,
@@ -44,19 +52,19 @@ def staircase_linear_attention(
         v: values.
         visible: how many keys each query sees, pads counted: non-decreasing, from 0 (the result
             is 0) to n; one schedule `[t]`, or one for each sentence `[b, t]`.
+        reweighting: x `[b, h, t, r]` and y `[b, h, n, r]`, which multiply scores by x_i . y_j.
         key_mask: true at real keys; the rest count in neither numerator nor denominator.
         normalise: divide by the sum of scores; without it, the weighted sum itself.
         eps: floor of the normaliser, reached where no visible key shares a feature with the query.
     """
-    check_inputs(q, k, v, key_mask)
+    tokens = check_inputs(q, k, v, key_mask, reweighting)
     check_schedule(visible, q, k)
+    tokens = without_pads(tokens, key_mask)
     if square.is_cheaper(q, k, v):
-        k, v = mask_tokens(k, key_mask), mask_tokens(v, key_mask)
-        return square.attend(q, k, v, sees=sees(visible, k), normalise=normalise, eps=eps)
-    total = accumulator(q, k, v)
-    scale = unit_scale(q.to(total))
-    q, k = q * scale, mask_tokens(k.to(total), key_mask)
-    values = mask_tokens(v.to(total), key_mask)
+        return square.attend(tokens, sees=sees(visible, k), normalise=normalise, eps=eps)
+    q, k, values = wide_queries(tokens), wide_keys(tokens), tokens.v.to(precision(tokens))
+    scale = unit_scale(q)
+    q = q * scale
     # Attending to a column of ones yields the normaliser.
     values = torch.cat([values, torch.ones_like(values[..., :1])], dim=-1)
 

@@ -1,18 +1,29 @@
 """Linear attention: exp(q . k) gives way to a plain dot product of non-negative features.
 
-    o_i = sum_j (q_i . k_j) v_j  /  max(sum_j q_i . k_j, eps)
+    o_i = sum_j a_ij v_j  /  max(sum_j a_ij, eps)        a_ij = (q_i . k_j) (x_i . y_j)
 
 over all j, over j <= i, or over the first `visible_i` of a source (see `staircase`). `q` and `k`
-arrive already mapped (see `leap.ops.features`), so nothing here knows of ReLU attention or
-cosFormer: they are this one sum under different maps. LeaPformer's map alone has a version of its
-own, because its scores can be had at half the width of its features.
+arrive already mapped (see `leap.ops.features`), so nothing here knows of ReLU attention: it is this
+one sum under different maps. The re-weighting x_i . y_j, of r numbers per token, tells attentions
+apart by where tokens stand:
 
-Axes: b batch, h heads, t tokens (n of the source), f features, e values.
+    none                   r = 0     linear attention
+    cos(pi/2 (p_i - s_j))  r = 2     LeaPformer; cosFormer with p = s = position / length
+    clocks                 r = 1+2m  places that are travelled, see `leap.ops.travel`
+
+One call is answered by one of several versions, chosen by what it is given:
+
+    reference   the formula, for the tests              step     one token more
+    square      all scores at once, for short texts     chunked  causal, in O(t)
+    gated       chunked, with a gate for each feature   whole    every query sees every key, in O(t)
+
+Axes: b batch, h heads, t tokens (n of the source), f features, e values, r rank.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,10 +31,19 @@ from torch import Tensor
 
 from leap.errors import InputError
 from leap.ops.checks import check_axes, check_floating, check_key_mask, check_same, shape
-from leap.ops.features import proportional, widened
-from leap.ops.linear import square, whole
-from leap.ops.linear.chunked import attend, normalised, unit_scale
+from leap.ops.features import cosine
+from leap.ops.linear import chunked, square, step, whole
 from leap.ops.linear.gated import LOWEST, gated_attend
+from leap.ops.linear.parts import (
+    Tokens,
+    normalised,
+    precision,
+    state_width,
+    unit_scale,
+    wide_keys,
+    wide_queries,
+    without_pads,
+)
 from leap.ops.linear.reference import (
     causal_linear_attention_reference,
     linear_attention_reference,
@@ -31,13 +51,15 @@ from leap.ops.linear.reference import (
 )
 from leap.ops.linear.state import LinearState
 from leap.ops.packing import run_packed
-from leap.ops.state import accumulator, as_given, count_tokens, mask_tokens
+from leap.ops.state import as_given, count_tokens, mask_tokens
+from leap.ops.travel import clock, travelled
 
 __all__ = [
     "LinearState",
     "causal_linear_attention",
     "causal_linear_attention_reference",
     "causal_proportional_attention",
+    "causal_travelled_attention",
     "linear_attention",
     "linear_attention_reference",
     "staircase_linear_attention_reference",
@@ -45,12 +67,16 @@ __all__ = [
 
 CHUNK_SIZE = 64
 
+Reweighting = tuple[Float[Tensor, "b h t r"], Float[Tensor, "b h _ r"]]
+"""x of the queries and y of the keys: scores are multiplied by x_i . y_j."""
+
 
 def linear_attention(
     q: Float[Tensor, "b h t f"],
     k: Float[Tensor, "b h n f"],
     v: Float[Tensor, "b h n e"],
     *,
+    reweighting: Reweighting | None = None,
     key_mask: Bool[Tensor, "b n"] | None = None,
     normalise: bool = True,
     eps: float = 1e-6,
@@ -60,40 +86,39 @@ def linear_attention(
     Args:
         q, k: features of the queries and keys, non-negative for a weighted mean.
         v: values.
+        reweighting: x `[b, h, t, r]` and y `[b, h, n, r]`, which multiply scores by x_i . y_j.
         key_mask: true at real keys; the rest count in neither numerator nor denominator.
         normalise: divide by the sum of scores; without it, the weighted sum itself.
         eps: floor of the normaliser, reached where no key shares a feature with the query.
     """
-    check_inputs(q, k, v, key_mask)
-    return read_and_attend(q, k, v, key_mask=key_mask, normalise=normalise, eps=eps)[0]
+    return read_and_attend(
+        q, k, v, reweighting=reweighting, key_mask=key_mask, normalise=normalise, eps=eps
+    )[0]
 
 
 def read_and_attend(
     q: Float[Tensor, "b h t f"],
     k: Float[Tensor, "b h n f"],
     v: Float[Tensor, "b h n e"],
-    p: Float[Tensor, "b h t"] | None = None,
-    s: Float[Tensor, "b h n"] | None = None,
     *,
+    reweighting: Reweighting | None = None,
     key_mask: Bool[Tensor, "b n"] | None = None,
     normalise: bool = True,
     eps: float = 1e-6,
 ) -> tuple[Float[Tensor, "b h t e"], LinearState]:
-    """Attend from every query to every unmasked key, and keep the state to read on from.
+    """Attend as `linear_attention` does, and keep the state to read on from.
 
-    As `linear_attention`, under LeaPformer's map if there are proportions: then equal to it over
-    `proportional(q, p)` and `proportional(k, s)`, which are never held whole.
+    The widened features, r times as wide, are never held whole.
     """
-    check_inputs(q, k, v, key_mask)
-    check_same("b h t", q=q, p=p)
-    check_same("b h t", k=k, s=s)
+    tokens = check_inputs(q, k, v, key_mask, reweighting)
     if square.is_cheaper(q, k, v):
-        k, v = mask_tokens(k, key_mask), mask_tokens(v, key_mask)
-        s = None if s is None else mask_tokens(s, key_mask)
-        o = square.attend(q, k, v, p, s, normalise=normalise, eps=eps)
-        return o, _state_of(k if s is None else proportional(k, s), v, key_mask)
+        tokens = without_pads(tokens, key_mask)
+        o = square.attend(tokens, normalise=normalise, eps=eps)
+        return o, _state_of(wide_keys(tokens), tokens.v, key_mask)
     mask = None if key_mask is None else key_mask[:, None, :, None]
-    o, kv, k_sum, *_ = whole.attend(q, k, v, p, s, mask, accumulator(q, k, v), normalise, eps)
+    o, kv, k_sum, *_ = whole.attend(
+        q, k, v, tokens.x, tokens.y, mask, precision(tokens), normalise, eps
+    )
     return o, LinearState(kv=kv, k=k_sum, length=_lengths(v, key_mask))
 
 
@@ -103,6 +128,7 @@ def causal_linear_attention(
     v: Float[Tensor, "b h t e"],
     state: LinearState | None = None,
     *,
+    reweighting: Reweighting | None = None,
     key_mask: Bool[Tensor, "b t"] | None = None,
     cu_seqlens: Int[Tensor, " n"] | None = None,
     log_gate: Float[Tensor, "b h t"] | Float[Tensor, "b h t f"] | None = None,
@@ -119,13 +145,14 @@ def causal_linear_attention(
     Args:
         q, k: features of the queries and keys, non-negative for a weighted mean.
         v: values.
-        state: what an earlier call returned; None at the start.
+        state: what an earlier call returned, of features r times as wide; None at the start.
+        reweighting: x and y, both `[b, h, t, r]`, which multiply scores by x_i . y_j.
         key_mask: true at real tokens. Pads, wherever they are, change nothing for the others.
         cu_seqlens: where packed sequences begin, and the last one ends, `[0, 3, 5]` for lengths
             3 and 2. The batch is then 1, and the state has a row for each sequence.
         log_gate: log of the forget factor, at most 0, that fades the past before each token is
-            added: one a head, or one a feature.
-        fade: the same as a constant of each head, from -1 to 0, as ALiBi has it; it costs less.
+            added: one per head, or, at a higher cost, one per feature.
+        fade: the same as a constant of each head, as ALiBi has it.
         normalise: divide by the sum of scores; without it, the weighted sum itself.
         chunk_size: tokens attended to at once: more of them make fewer steps, each of more work.
         eps: floor of the normaliser, reached where no key so far shares a feature with the query.
@@ -133,37 +160,18 @@ def causal_linear_attention(
     Returns:
         The attended values, and the state after the last token.
     """
-    check_inputs(q, k, v, key_mask)
-    check_same("b h t", k=k, q=q, log_gate=log_gate)
-    if fade is not None:
-        _check_fade(fade, q)
-    is_plain = _is_plain(state, key_mask, cu_seqlens, log_gate)
-    if is_plain and q.shape[2] == 1:
-        return _step(q, k, v, None, None, state, fade, normalise, eps)
-    if fade is not None:
-        if is_plain and q.shape[2]:
-            return _fading(q, k, v, None, None, state, fade, normalise, chunk_size, eps)
-        log_gate = _as_gate(fade, k, log_gate)
+    tokens = check_inputs(q, k, v, key_mask, reweighting)
+    options: dict[str, Any] = {
+        "fade": fade,
+        "normalise": normalise,
+        "chunk_size": chunk_size,
+        "eps": eps,
+    }
     if cu_seqlens is not None:
-        op = partial(causal_linear_attention, normalise=normalise, chunk_size=chunk_size, eps=eps)
-        tokens = {"q": q, "k": k, "v": v, "log_gate": log_gate}
-        return run_packed(op, cu_seqlens, tokens, state, key_mask)
-
-    if state is None and log_gate is None and _is_short(q, chunk_size):
-        return _square(q, k, v, None, None, key_mask, None, normalise, eps)
-    before = _begin(q, k, v, state, features=k.shape[-1], gated=log_gate is not None)
-    if not q.shape[2]:
-        return v, before
-    k, v = mask_tokens(k, key_mask), mask_tokens(v, key_mask)
-    if log_gate is not None:
-        log_gate = mask_tokens(_per_feature(log_gate, k), key_mask)
-        o, after = _gated(q, k, v, before, key_mask, log_gate, normalise, chunk_size, eps)
-    elif q.shape[2] > 1:
-        o, after = _chunked(q, k, v, None, None, before, key_mask, normalise, chunk_size, eps)
-    else:
-        after = before.advance(k=k, v=v, key_mask=key_mask)
-        o = after.attend(q, normalise=normalise, eps=eps).to(v.dtype)
-    return o, _recorded(before, after, k, v, key_mask, log_gate)
+        x, y = reweighting or (None, None)
+        packed = {"q": q, "k": k, "v": v, "x": x, "y": y, "log_gate": log_gate}
+        return run_packed(partial(_packed, **options), cu_seqlens, packed, state, key_mask)
+    return _attend(tokens, state, key_mask=key_mask, log_gate=log_gate, **options)
 
 
 def causal_proportional_attention(
@@ -196,200 +204,259 @@ def causal_proportional_attention(
     """
     check_inputs(q, k, v, key_mask)
     check_floating(p=p, s=s)
-    check_same("b h t", k=k, q=q, p=p, s=s, log_gate=log_gate)
-    if fade is not None:
-        _check_fade(fade, q)
-    is_plain = _is_plain(state, key_mask, cu_seqlens, log_gate)
-    if is_plain and q.shape[2] == 1:
-        return _step(q, k, v, p, s, state, fade, normalise, eps)
-    if fade is not None:
-        if is_plain and q.shape[2]:
-            return _fading(q, k, v, p, s, state, fade, normalise, chunk_size, eps)
-        log_gate = _as_gate(fade, k, log_gate)
-    if cu_seqlens is not None or log_gate is not None or q.shape[2] <= 1:
-        if log_gate is not None and log_gate.ndim == 4:
-            log_gate = torch.cat([log_gate, log_gate], dim=-1)
-        total = accumulator(q, k, v)
-        return causal_linear_attention(
-            proportional(q.to(total), p.to(total)),
-            proportional(k.to(total), s.to(total)),
-            v,
-            state,
-            key_mask=key_mask,
-            cu_seqlens=cu_seqlens,
-            log_gate=log_gate,
-            normalise=normalise,
-            chunk_size=chunk_size,
-            eps=eps,
+    check_axes("b h t", p=p, s=s)
+    check_same("b h t", k=k, p=p, s=s)
+    total = precision(Tokens(q, k, v))
+    p, s = (mask_tokens(each.to(total), key_mask) for each in (p, s))
+    return causal_linear_attention(
+        q,
+        k,
+        v,
+        state,
+        reweighting=(cosine(p), cosine(s)),
+        key_mask=key_mask,
+        cu_seqlens=cu_seqlens,
+        log_gate=log_gate,
+        fade=fade,
+        normalise=normalise,
+        chunk_size=chunk_size,
+        eps=eps,
+    )
+
+
+def causal_travelled_attention(
+    q: Float[Tensor, "b h t f"],
+    k: Float[Tensor, "b h t f"],
+    v: Float[Tensor, "b h t e"],
+    turn: Float[Tensor, "b h t m"],
+    state: LinearState | None = None,
+    *,
+    key_mask: Bool[Tensor, "b t"] | None = None,
+    cu_seqlens: Int[Tensor, " n"] | None = None,
+    log_gate: Float[Tensor, "b h t"] | Float[Tensor, "b h t f"] | None = None,
+    fade: Sequence[float] | None = None,
+    normalise: bool = True,
+    chunk_size: int | None = None,
+    eps: float = 1e-6,
+) -> tuple[Float[Tensor, "b h t e"], LinearState]:
+    """Causal attention re-weighted by the distance travelled between tokens (`leap.ops.travel`).
+
+    Args:
+        q, k, v: as in `causal_linear_attention`.
+        turn: how far each token turns each of m clocks on, in radians: the frequency of the clock
+            times the token's step.
+        state: what an earlier call returned, with features of width (1 + 2m) f and the clocks.
+        key_mask, cu_seqlens, log_gate, fade, normalise, chunk_size, eps: as there.
+    """
+    check_floating(turn=turn)
+    check_axes("b h t m", turn=turn)
+    tokens = check_inputs(q, k, v, key_mask)
+    check_same("b h t", k=k, turn=turn)
+    options: dict[str, Any] = {
+        "fade": fade,
+        "normalise": normalise,
+        "chunk_size": chunk_size,
+        "eps": eps,
+    }
+    if cu_seqlens is not None:
+        packed = {"q": q, "k": k, "v": v, "turn": turn, "log_gate": log_gate}
+        attend = partial(causal_travelled_attention, **options)
+        return run_packed(attend, cu_seqlens, packed, state, key_mask)
+    angles, last = travelled(turn, _clocks_of(state), key_mask)
+    hands = clock(angles, precision(tokens))
+    tokens = tokens._replace(x=hands, y=hands)
+    o, after = _attend(tokens, state, key_mask=key_mask, log_gate=log_gate, turn=turn, **options)
+    return o, replace(after, angle=last)
+
+
+def _clocks_of(state: LinearState | None) -> Tensor | None:
+    if state is None:
+        return None
+    if not isinstance(state, LinearState) or state.angle is None:
+        raise InputError(
+            "the state has no clocks; travelled attention goes on from a state that it returned"
         )
-
-    if state is None and _is_short(q, chunk_size):
-        return _square(q, k, v, p, s, key_mask, None, normalise, eps)
-    before = _begin(q, k, v, state, features=2 * k.shape[-1])
-    k, v = mask_tokens(k, key_mask), mask_tokens(v, key_mask)
-    o, after = _chunked(q, k, v, p, s, before, key_mask, normalise, chunk_size, eps)
-    if before.trail is not None:
-        after = _recorded(before, after, proportional(k, s), v, key_mask, None)
-    return o, after
+    return state.angle
 
 
-def _is_short(q: Tensor, chunk_size: int | None) -> bool:
-    """Whether tokens, of which there is more than one, are not more than a chunk."""
-    return 1 < q.shape[2] <= min(_chunk_size(chunk_size), CHUNK_SIZE)
-
-
-def _square(
+def _packed(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    p: Tensor | None,
-    s: Tensor | None,
+    state: LinearState | None,
     key_mask: Tensor | None,
+    x: Tensor | None = None,
+    y: Tensor | None = None,
+    log_gate: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, LinearState]:
+    """`_attend` for a batch that packed sequences were gathered into."""
+    return _attend(Tokens(q, k, v, x, y), state, key_mask=key_mask, log_gate=log_gate, **options)
+
+
+def _attend(
+    tokens: Tokens,
+    state: LinearState | None,
+    *,
+    key_mask: Tensor | None,
+    log_gate: Tensor | None,
     fade: Sequence[float] | None,
     normalise: bool,
+    chunk_size: int | None,
+    eps: float,
+    turn: Tensor | None = None,
+) -> tuple[Tensor, LinearState]:
+    """Attend causally by the version that suits what is given; of `turn` a record is kept."""
+    check_same("b h t", k=tokens.k, q=tokens.q, log_gate=log_gate)
+    size = _chunk_size(chunk_size)
+    before = _begin(tokens, state)
+    rate = None if fade is None else _checked_fade(fade, tokens.q)
+    if log_gate is not None or (rate and (key_mask is not None or before.trail is not None)):
+        log_gate, rate = _gates(log_gate, rate, tokens, key_mask), None
+    if before.log_decay is None and (log_gate is not None or rate):
+        gates = 1 if log_gate is None else log_gate.shape[-1]
+        before = replace(before, log_decay=before.k.new_zeros(*before.k.shape[:2], gates))
+    if not tokens.q.shape[2]:
+        return tokens.v, before
+    tokens = without_pads(tokens, key_mask)
+    n_real = count_tokens(tokens.k, key_mask)
+
+    if tokens.q.shape[2] == 1:
+        gate = log_gate if rate is None else tokens.k.new_tensor(rate, dtype=precision(tokens))
+        gate = (
+            None if gate is None else gate.reshape(-1, tokens.k.shape[1], *gate.shape[3:] or (1,))
+        )
+        o, after = step.attend(tokens, before, gate, n_real=n_real, normalise=normalise, eps=eps)
+    elif log_gate is not None and log_gate.shape[-1] > 1:
+        o, after = _with_gates_of_features(tokens, before, log_gate, n_real, normalise, size, eps)
+    else:
+        gate = None if log_gate is None else log_gate.squeeze(-1)
+        attend = _in_a_square if state is None and _is_short(tokens.q, size) else _in_chunks
+        o, after = attend(tokens, before, gate, rate, n_real, normalise, size, eps)
+    if before.trail is None:
+        return o, after
+    if key_mask is None:
+        key_mask = tokens.k.new_ones(tokens.k.shape[0], tokens.k.shape[2], dtype=torch.bool)
+    read = {"k": wide_keys(tokens), "v": tokens.v, "key_mask": key_mask.unsqueeze(1)}
+    noted = {"log_gate": log_gate, "turn": turn}
+    return o, after.after(before, **read, **{n: x for n, x in noted.items() if x is not None})
+
+
+def _is_short(q: Tensor, chunk_size: int) -> bool:
+    """Whether tokens are not more than a chunk."""
+    return q.shape[2] <= min(chunk_size, CHUNK_SIZE)
+
+
+def _in_a_square(
+    tokens: Tokens,
+    before: LinearState,
+    log_gate: Tensor | None,
+    rate: list[float] | None,
+    n_real: Tensor | int,
+    normalise: bool,
+    _chunk_size: int,
     eps: float,
 ) -> tuple[Tensor, LinearState]:
     """A short sequence from its beginning: no state is attended to, so scores are all there is."""
-    k, v = mask_tokens(k, key_mask), mask_tokens(v, key_mask)
-    n, left = q.shape[2], None
-    rate = torch.tensor(fade or (), dtype=accumulator(q, k, v), device=q.device).view(-1, 1, 1)
-    if fade is not None:
-        order = torch.arange(n, device=q.device)
-        # Towards tokens to come, which are not seen, it would grow without bounds.
-        left = torch.exp(rate * (order.unsqueeze(-1) - order).clamp_min(0))
-    sees = square.causal(n, q.device)
-    o = square.attend(q, k, v, p, s, sees=sees, left=left, normalise=normalise, eps=eps)
-    if left is not None:
-        k = k * left[:, -1, :, None]  # As the last token sees it.
-    after = _state_of(k if s is None else proportional(k, s), v, key_mask)
-    if fade is not None:
-        after = replace(after, log_decay=(n * rate).squeeze(-1).expand_as(after.k))
-    return o, after
+    n, left, log_decay = tokens.q.shape[2], None, before.log_decay
+    keys = wide_keys(tokens)
+    if log_gate is not None:
+        decay = log_gate.cumsum(2)
+    elif rate is not None:
+        steps = torch.arange(1, n + 1, dtype=precision(tokens), device=tokens.q.device)
+        decay = torch.outer(steps.new_tensor(rate), steps).unsqueeze(0)
+    if log_decay is not None and (log_gate is not None or rate is not None):
+        left = square.left_between(decay)
+        keys = keys * left[..., -1, :, None]  # As the last token sees them.
+        log_decay = log_decay + decay[..., -1:]
+    sees = square.causal(n, tokens.q.device)
+    o = square.attend(tokens, sees=sees, left=left, normalise=normalise, eps=eps)
+    read = _state_of(keys, tokens.v, None)
+    length = before.length + n_real
+    return o, replace(before, kv=read.kv, k=read.k, log_decay=log_decay, length=length, trail=None)
 
 
-def _chunked(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    p: Tensor | None,
-    s: Tensor | None,
+def _in_chunks(
+    tokens: Tokens,
     before: LinearState,
-    key_mask: Tensor | None,
+    log_gate: Tensor | None,
+    rate: list[float] | None,
+    n_real: Tensor | int,
     normalise: bool,
-    chunk_size: int | None,
+    chunk_size: int,
     eps: float,
 ) -> tuple[Tensor, LinearState]:
-    size = _chunk_size(chunk_size)
-    o, _, kv, k_sum, *_ = attend(q, k, v, p, s, None, before.kv, before.k, size, normalise, eps)
-    length = before.length + count_tokens(k, key_mask)
-    return o, LinearState(kv=kv, k=k_sum, log_decay=before.log_decay, length=length)
-
-
-def _is_plain(state: LinearState | None, *others: Tensor | None) -> bool:
-    """Whether there are tokens and nothing else to heed: no pads, packing or gates, no trail."""
-    is_noted = isinstance(state, LinearState) and state.trail is not None
-    return not is_noted and all(other is None for other in others)
-
-
-def _step(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    p: Tensor | None,
-    s: Tensor | None,
-    state: LinearState | None,
-    fade: Sequence[float] | None,
-    normalise: bool,
-    eps: float,
-) -> tuple[Tensor, LinearState]:
-    """One token: decoding, where the fewest calls are the fastest."""
-    width = k.shape[-1] if s is None else 2 * k.shape[-1]
-    before = _begin(q, k, v, state, features=width, gated=fade is not None)
-    total = before.kv.dtype
-    q_, k_, v_ = q.to(total), k.to(total), v.to(total)
-    if p is not None and s is not None:
-        q_, k_ = widened(torch.stack([q_, k_]), torch.stack([p, s]).to(total))
-    kv, k_sum, log_decay = before.kv, before.k, before.log_decay
-    if fade is not None:
-        assert log_decay is not None  # `_begin` saw to it.
-        rate = k_sum.new_tensor(fade).unsqueeze(-1)
-        kept = rate.exp()
-        kv, k_sum, log_decay = kv * kept.unsqueeze(-1), k_sum * kept, log_decay + rate
-    after = LinearState(
-        kv=torch.addcmul(kv, k_.mT, v_),
-        k=k_sum + k_.squeeze(2),
-        log_decay=log_decay,
-        length=before.length + 1,
+    o, _, kv, k_sum, *_ = chunked.attend(
+        tokens.q,
+        tokens.k,
+        tokens.v,
+        tokens.x,
+        tokens.y,
+        log_gate,
+        rate,
+        before.kv,
+        before.k,
+        chunk_size,
+        normalise,
+        eps,
     )
-    return after.attend(q_, normalise=normalise, eps=eps).to(v.dtype), after
+    log_decay = before.log_decay
+    if log_decay is not None and log_gate is not None:
+        log_decay = log_decay + log_gate.sum(2, keepdim=True)
+    elif log_decay is not None and rate is not None:
+        log_decay = log_decay + tokens.q.shape[2] * log_decay.new_tensor(rate).unsqueeze(-1)
+    length = before.length + n_real
+    return o, replace(before, kv=kv, k=k_sum, log_decay=log_decay, length=length, trail=None)
 
 
-def _check_fade(fade: Sequence[float], q: Tensor) -> None:
-    if len(fade) != q.shape[1] or not all(-1 <= rate <= 0 for rate in fade):
-        raise InputError(f"fade={tuple(fade)} must hold {q.shape[1]} rates from -1 to 0")
-
-
-def _as_gate(fade: Sequence[float], k: Tensor, log_gate: Tensor | None) -> Tensor:
-    """The same as a gate at each token, on top of those that there are."""
-    rate = torch.tensor(fade, dtype=accumulator(k), device=k.device)
-    if log_gate is None:
-        return rate.view(1, -1, 1).expand(k.shape[:3])
-    return log_gate + rate.view(1, -1, *[1] * (log_gate.ndim - 2))
-
-
-def _fading(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    p: Tensor | None,
-    s: Tensor | None,
-    state: LinearState | None,
-    fade: Sequence[float],
-    normalise: bool,
-    chunk_size: int | None,
-    eps: float,
-) -> tuple[Tensor, LinearState]:
-    if state is None and _is_short(q, chunk_size):
-        return _square(q, k, v, p, s, None, fade, normalise, eps)
-    width = k.shape[-1] if s is None else 2 * k.shape[-1]
-    before = _begin(q, k, v, state, features=width, gated=True)
-    size = _chunk_size(chunk_size)
-    rates = list(fade)
-    o, _, kv, k_sum, *_ = attend(q, k, v, p, s, rates, before.kv, before.k, size, normalise, eps)
-    assert before.log_decay is not None  # `_begin` saw to it.
-    n, rate = q.shape[2], before.k.new_tensor(rates).unsqueeze(-1)
-    log_decay = before.log_decay + n * rate
-    return o, LinearState(kv=kv, k=k_sum, log_decay=log_decay, length=before.length + n)
-
-
-def _gated(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+def _with_gates_of_features(
+    tokens: Tokens,
     before: LinearState,
-    key_mask: Tensor | None,
     log_gate: Tensor,
+    n_real: Tensor | int,
     normalise: bool,
-    chunk_size: int | None,
+    chunk_size: int,
     eps: float,
 ) -> tuple[Tensor, LinearState]:
-    total = before.kv.dtype
-    log_gate = log_gate.to(total).clamp_min(LOWEST)
-    scale = unit_scale(q.to(total))
-    num, den, kv, k_sum = gated_attend(
-        q * scale, k.to(total), v.to(total), log_gate, before.kv, before.k, _chunk_size(chunk_size)
-    )
+    q, k, v = wide_queries(tokens), wide_keys(tokens), tokens.v.to(precision(tokens))
+    scale = unit_scale(q)
+    num, den, kv, k_sum = gated_attend(q * scale, k, v, log_gate, before.kv, before.k, chunk_size)
     o = normalised(num, den, eps * scale) if normalise else num / scale
-    assert before.log_decay is not None  # `_begin` saw to it.
+    assert before.log_decay is not None  # `_attend` saw to it.
     log_decay = before.log_decay + log_gate.sum(2)
-    length = before.length + count_tokens(k, key_mask)
-    return o.to(v.dtype), LinearState(kv=kv, k=k_sum, log_decay=log_decay, length=length)
+    length = before.length + n_real
+    after = replace(before, kv=kv, k=k_sum, log_decay=log_decay, length=length, trail=None)
+    return o.to(tokens.v.dtype), after
+
+
+def _checked_fade(fade: Sequence[float], q: Tensor) -> list[float]:
+    if len(fade) != q.shape[1] or not all(rate <= 0 for rate in fade):
+        raise InputError(f"fade={tuple(fade)} must hold {q.shape[1]} rates of at most 0")
+    return [max(rate, LOWEST) for rate in fade]
+
+
+def _gates(
+    log_gate: Tensor | None, rate: list[float] | None, tokens: Tokens, key_mask: Tensor | None
+) -> Tensor:
+    """Gates of heads `[b, h, t, 1]`, or of the widened features, any fade on top; 0 at pads."""
+    b, h, t, f = tokens.k.shape
+    gate = tokens.k.new_zeros(b, h, t, 1, dtype=precision(tokens))
+    if log_gate is not None:
+        gate = (log_gate.unsqueeze(-1) if log_gate.ndim == 3 else log_gate).to(precision(tokens))
+        if gate.ndim != 4 or gate.shape[-1] not in (1, f):
+            raise InputError(
+                f"log_gate is {shape(log_gate)}; expected one per head, [{b}, {h}, {t}], "
+                f"or one per feature, [{b}, {h}, {t}, {f}]"
+            )
+    if rate is not None:
+        gate = gate + gate.new_tensor(rate).view(1, h, 1, 1)
+    gate = mask_tokens(gate.clamp_min(LOWEST), key_mask)
+    return gate if gate.shape[-1] == 1 else gate.repeat(1, 1, 1, state_width(tokens) // f)
 
 
 def _state_of(k: Tensor, v: Tensor, key_mask: Tensor | None) -> LinearState:
     """The state after all there is to a sequence so far, 0 at pads."""
-    total = accumulator(k, v)
-    k, v = k.to(total), v.to(total)
+    v = v.to(k.dtype)
     with as_given(k):
         kv = k.mT @ v
     return LinearState(kv=kv, k=k.sum(2), length=_lengths(v, key_mask))
@@ -400,48 +467,12 @@ def _lengths(v: Tensor, key_mask: Tensor | None) -> Tensor:
     return torch.zeros(len(v), dtype=torch.long, device=v.device) + count_tokens(v, key_mask)
 
 
-def _per_feature(log_gate: Tensor, k: Tensor) -> Tensor:
-    """A gate `[b, h, t, 1]` or `[b, h, t, f]`."""
-    log_gate = log_gate.unsqueeze(-1) if log_gate.ndim == 3 else log_gate
-    if log_gate.ndim != 4 or log_gate.shape[-1] not in (1, k.shape[-1]):
-        b, h, t, f = k.shape
-        raise InputError(
-            f"log_gate is {shape(log_gate)}; expected one a head, [{b}, {h}, {t}], "
-            f"or one a feature, [{b}, {h}, {t}, {f}]"
-        )
-    return log_gate
-
-
-def _recorded(
-    before: LinearState,
-    after: LinearState,
-    k: Tensor,
-    v: Tensor,
-    key_mask: Tensor | None,
-    log_gate: Tensor | None,
-) -> LinearState:
-    """The state after, with the tokens read added to the trail, if there is one."""
-    if before.trail is None:
-        return after
-    if key_mask is None:
-        key_mask = torch.ones(k.shape[0], k.shape[2], dtype=torch.bool, device=k.device)
-    tokens = {"k": k, "v": v, "key_mask": key_mask.unsqueeze(1)}
-    return after.after(before, **tokens if log_gate is None else tokens | {"log_gate": log_gate})
-
-
-def _begin(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    state: LinearState | None,
-    *,
-    features: int,
-    gated: bool = False,
-) -> LinearState:
-    """The state to go on from: the one given, if it fits these inputs, or an empty one."""
-    expected = (*k.shape[:2], features, v.shape[-1])
+def _begin(tokens: Tokens, state: LinearState | None) -> LinearState:
+    """The state to go on from: the one given, if it fits these tokens, or an empty one."""
+    k, v = tokens.k, tokens.v
+    expected = (*k.shape[:2], state_width(tokens), v.shape[-1])
     if state is None:
-        state = LinearState.empty(*expected, dtype=accumulator(q, k, v), device=v.device)
+        return LinearState.empty(*expected, dtype=precision(tokens), device=v.device)
     if not isinstance(state, LinearState):
         raise InputError(
             f"state is a {type(state).__name__}; linear attention goes on from a LinearState"
@@ -451,8 +482,6 @@ def _begin(
             f"state.kv is {shape(state.kv)}; with k {shape(k)} and v {shape(v)} "
             f"it must be {list(expected)}"
         )
-    if gated and state.log_decay is None:
-        return replace(state, log_decay=torch.zeros_like(state.k))
     return state
 
 
@@ -462,10 +491,25 @@ def _chunk_size(chunk_size: int | None) -> int:
     return chunk_size or CHUNK_SIZE
 
 
-def check_inputs(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> None:
-    """What every linear attention asks of its queries, keys, values and mask."""
+def check_inputs(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    reweighting: tuple[Tensor, Tensor] | None = None,
+) -> Tokens:
+    """What every linear attention asks of its queries, keys, values, re-weighting and mask."""
     check_floating(q=q, k=k, v=v)
     check_axes("b h t width", q=q, k=k, v=v)
     check_same("b h * f", q=q, k=k)
     check_same("b h t", k=k, v=v)
     check_key_mask(key_mask, k)
+    if reweighting is None:
+        return Tokens(q, k, v)
+    x, y = reweighting
+    check_floating(x=x, y=y)
+    check_axes("b h t r", x=x, y=y)
+    check_same("b h t", q=q, x=x)
+    check_same("b h t", k=k, y=y)
+    check_same("b h * r", x=x, y=y)
+    return Tokens(q, k, v, x, y)

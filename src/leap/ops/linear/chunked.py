@@ -3,250 +3,223 @@
 Tokens of one chunk attend to each other through a small square of scores; all earlier tokens
 stand in the state, `kv = sum_j fk_j v_j^T` and `k_sum = sum_j fk_j`:
 
-    a_ij  = (q_i . k_j) (x_i . y_j)                    j <= i, both in the chunk
-    num_i = sum_j a_ij v_j + fq_i kv                   fq_i = [q_i x_i1, q_i x_i2], fk_j likewise
-    den_i = sum_j a_ij     + fq_i . k_sum              o_i = num_i / max(den_i, eps)
+    a_ij  = (q_i . k_j) (x_i . y_j) exp(c_i - c_j)      j <= i, both in the chunk
+    num_i = sum_j a_ij v_j + exp(c_i) fq_i kv           fq_i = [q_i x_i1, ... q_i x_ir], fk_j alike
+    den_i = sum_j a_ij     + exp(c_i) fq_i . k_sum      o_i = num_i / max(den_i, eps)
+    kv    = exp(c_n) kv + sum_j exp(c_n - c_j) fk_j v_j^T              n: the chunk's last token
 
-x_i = [sin, cos](pi/2 p_i) and y_j = [sin, cos](pi/2 s_j) are LeaPformer's re-weighting,
-cos(pi/2 (p_i - s_j)), as a dot product of two numbers: scores need features of width f, only the
-state needs 2f. Without proportions x and y drop out.
-
-Scores that fade with distance, a_ij exp(l (i - j)) with a rate l <= 0 of each head, are the same
-with x_i exp(l (i - m)) and y_j exp(l (m - j)) for x and y, m the middle of the chunk, and a state
-that fades from chunk to chunk (see `_Fade`).
+x_i . y_j re-weights scores (LeaPformer: r = 2), so that they need features of width f where the
+state needs r f. c_i = l_1 + ... + l_i adds up the logs of the gates of the chunk's tokens, one per
+head, at most 0. No exponent is ever positive, so nothing overflows however much is forgotten. A
+gate that is the same at every token (ALiBi) has factors that are the same in every chunk.
+Without re-weighting or gates x, y and c drop out.
 
 Backward, with g = do / den and h = -(do . o) / den (0 where the floor eps holds):
 
     da_ij = g_i . v_j + h_i                            j <= i
     dv_j  = sum_i a_ij g_i + fk_j dkv                  dkv and dk_sum gather from later chunks:
-    dfq_i = kv g_i + k_sum h_i                         dkv    += fq^T g
-    dfk_j = dkv v_j + dk_sum                           dk_sum += fq^T h
+    dfq_i = kv g_i + k_sum h_i                         dkv    = exp(c_n) dkv    + fq^T g
+    dfk_j = dkv v_j + dk_sum                           dk_sum = exp(c_n) dk_sum + fq^T h
 
-and the product rule on a, fq and fk. Kept for it are inputs, output, `den`, and the state at
-every so many tokens, from which those between are computed again. The loop takes one chunk after
-the other rather than all at once, because the dozen small matrices of a chunk then stay in the
-processor's cache.
+and the product rule on a, fq and fk (here with their fading multiplied in). A gate fades all that
+lies before it for all that comes after, so that its gradient is, over the rest of the chunk,
 
-Axes: b batch, h heads, t tokens, f features (2f with proportions), e values; r = b h rows,
-c tokens of a chunk.
+    dl_i = sum_{m >= i} (q_m . dq_m - k_m . dk_m) + kv . dkv + k_sum . dk_sum       after the chunk
+
+Kept for the backward are inputs, output, `den`, and the state at every so many tokens, from which
+those between are computed again. The loop takes one chunk after the other rather than all at once,
+because the dozen small matrices of a chunk then stay in the processor's cache.
+
+Axes: b batch, h heads, t tokens, f features, e values, r rank; n = b h rows, c tokens of a chunk.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from leap.ops.features import widen
+from leap.ops.linear.parts import (
+    like,
+    normalised,
+    part,
+    put,
+    spans,
+    through_the_division,
+    unit_scale,
+    widen_backward,
+)
 from leap.ops.state import as_given
 
-Inputs = tuple[Tensor | None, ...]  # q, k, v, and p and s if there are any, `[b, h, t, ...]`.
+Inputs = tuple[Tensor | None, ...]  # q, k, v, x, y and log_gate, `[b, h, t, ...]`.
 
 ROWS_AT_ONCE = 32  # With more rows a chunk's matrices outgrow the cache.
 TOKENS_AT_ONCE = 1024  # Brought to full precision and scaled at once: a copy that fits the cache.
 
 
-def unit_scale(q: Tensor) -> Tensor:
-    """For each query, the power of two that brings its largest feature near 1, `[..., 1]`.
-
-    A query's scale cancels between numerator and denominator, but products of three numbers of
-    1e15 would overflow on the way there. A power of two changes no digit.
-    """
-    _, exponent = torch.frexp(q.abs().amax(dim=-1, keepdim=True))
-    return torch.ldexp(torch.ones_like(exponent, dtype=q.dtype), -exponent.clamp(-120, 120))
-
-
-def normalised(num: Tensor, den: Tensor, floor: Tensor) -> Tensor:
-    """num / max(den, floor), and 0 where den is.
-
-    A query that matches no key at all has no gradient either: that of 0 / floor is a million
-    times its input at the usual floor, more than half precision can hold.
-    """
-    return num / den.maximum(floor).masked_fill_(den == 0, torch.inf)
-
-
 @dataclass(frozen=True)
-class _Fade:
-    """Fading with distance, as factors of queries, keys and states.
+class _Fading:
+    """What is left of scores within a chunk, and of what passes in and out of it."""
 
-    A state is kept as the middle of the next chunk sees it. Counted from there, no factor of a
-    rate from -1 to 0 is more than single precision can hold.
-    """
+    between: Tensor
+    """exp(c_i - c_j) where j <= i, `[n, c, c]`."""
+    since: Tensor
+    """exp(c_i): of the state before the chunk, for each query, `[n, c, 1]`."""
+    until: Tensor
+    """exp(c_n - c_j): of each key, in the state after the chunk, `[n, c, 1]`."""
+    across: Tensor
+    """exp(c_n): of the state before the chunk, in the one after, `[n, 1, 1]`."""
 
-    rate: Tensor
-    """Log of what is left after one token, of each row, `[r, 1, 1]`."""
-    size: int
-    """Tokens of a chunk."""
+    @classmethod
+    def of(cls, log_gate: Tensor) -> "_Fading":
+        """Of gates `[n, c]`."""
+        # In double precision, as sums of many that forget would swallow those that do not.
+        exact = log_gate.dtype if log_gate.device.type == "mps" else torch.float64
+        c = log_gate.to(exact).cumsum(1).unsqueeze(-1)
+        last = c[:, -1:]
+        exponents = (c - c.mT).clamp_max_(0), c, last - c, last
+        return cls(*(each.to(log_gate.dtype).exp() for each in exponents))
 
-    def of_queries(self, n: int) -> Tensor:
-        """exp(l (i - m)) for n tokens, the first of which begins a chunk, `[r, n, 1]`."""
-        i = torch.arange(n, dtype=self.rate.dtype, device=self.rate.device) % self.size
-        return torch.exp(self.rate * (i - (self.size - 1) / 2).unsqueeze(-1))
 
-    def past(self, n: float | int, *states: Tensor) -> None:
-        """Let states fade by so many tokens, in place; negative takes it back."""
-        factor = torch.exp(self.rate * n)
-        for state in states:
-            state *= factor
+class _Constant:
+    """The fading of gates that are the same at every token, made once for each length of chunk."""
 
-    def enter(self, *states: Tensor) -> None:
-        """From before the first token of a chunk to how its middle sees it."""
-        self.past((self.size + 1) / 2, *states)
+    def __init__(self, rate: Sequence[float], kv: Tensor) -> None:
+        self.rate = kv.new_tensor(rate).repeat(kv.shape[0] // len(rate)).view(-1, 1)
+        self.made: dict[int, _Fading] = {}
 
-    def leave(self, *states: Tensor) -> None:
-        """The way back."""
-        self.past(-(self.size + 1) / 2, *states)
+    def over(self, n: int) -> _Fading:
+        if n not in self.made:
+            self.made[n] = _Fading.of(self.rate.expand(-1, n))
+        return self.made[n]
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """A stretch of some rows, `[r, t, ...]`, in the accumulator's precision, queries scaled."""
+    """A stretch of some rows, `[n, t, ...]`, in the accumulator's precision, queries scaled."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     x: Tensor | None
     y: Tensor | None
+    gate: Tensor | None
     scale: Tensor
 
     @classmethod
-    def of(
-        cls,
-        inputs: Inputs,
-        rows: slice,
-        stretch: slice,
-        dtype: torch.dtype,
-        fade: _Fade | None,
-    ) -> "_Rows":
-        q, k, v, p, s = (None if x is None else part(x, rows, stretch).to(dtype) for x in inputs)
+    def of(cls, inputs: Inputs, rows: slice, stretch: slice, dtype: torch.dtype) -> "_Rows":
+        q, k, v, x, y, gate = (
+            None if each is None else part(each, rows, stretch).to(dtype) for each in inputs
+        )
         assert q is not None and k is not None and v is not None
-        scale, x, y = unit_scale(q), turn(p), turn(s)
-        if fade is not None:
-            since = fade.of_queries(q.shape[1])
-            x, y = (since if x is None else x * since), (1 / since if y is None else y / since)
-        return cls(q * scale, k, v, x, y, scale)
+        scale = unit_scale(q)
+        return cls(q * scale, k, v, x, y, gate, scale)
 
-    def chunk(self, span: slice) -> "_Chunk":
-        x, y = (None if x is None else x[:, span] for x in (self.x, self.y))
-        return _Chunk(self.q[:, span], self.k[:, span], self.v[:, span], x, y, self.scale[:, span])
+    def chunk(self, span: slice, constant: _Constant | None) -> "_Chunk":
+        q, k, v, scale = (each[:, span] for each in (self.q, self.k, self.v, self.scale))
+        x, y = (None if each is None else each[:, span] for each in (self.x, self.y))
+        fading = None
+        if self.gate is not None:
+            fading = _Fading.of(self.gate[:, span])
+        elif constant is not None:
+            fading = constant.over(q.shape[1])
+        return _Chunk(q, k, v, x, y, scale, fading)
 
 
-@dataclass(frozen=True)
-class _Chunk(_Rows):
+class _Chunk:
     """A stretch of tokens short enough to attend to each other in a square of scores."""
 
-    @cached_property
-    def fq(self) -> Tensor:
-        """Queries with their re-weighting multiplied in."""
-        return widen(self.q, self.x)
-
-    @cached_property
-    def fk(self) -> Tensor:
-        """Keys likewise."""
-        return widen(self.k, self.y)
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        x: Tensor | None,
+        y: Tensor | None,
+        scale: Tensor,
+        fading: _Fading | None,
+    ) -> None:
+        self.q, self.k, self.v, self.x, self.y = q, k, v, x, y
+        self.scale, self.fading = scale, fading
+        # What re-weights the state's queries and keys: with fading there is something always.
+        self.x_state, self.y_state = x, y
+        if fading is not None:
+            self.x_state = fading.since if x is None else x * fading.since
+            self.y_state = fading.until if y is None else y * fading.until
 
     def scores(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The causal scores `[r, c, c]`, and their two factors: products and re-weighting."""
+        """The causal scores `[n, c, c]`, and their factors: products, and all that weighs them."""
         dots = torch.bmm(self.q, self.k.mT)
-        if self.x is None or self.y is None:
+        weights = None if self.fading is None else self.fading.between
+        if self.x is not None and self.y is not None:
+            turned = torch.bmm(self.x, self.y.mT)
+            weights = turned if weights is None else turned.mul_(weights)
+        if weights is None:
             return dots.tril_(), dots, None
-        weights = torch.bmm(self.x, self.y.mT)
         return torch.mul(dots, weights).tril_(), dots, weights
 
     def attend(self, kv: Tensor, k_sum: Tensor) -> tuple[Tensor, Tensor]:
         """Numerators and denominators, given the state before the chunk."""
-        scores, fq = self.scores()[0], self.fq
+        scores, fq = self.scores()[0], widen(self.q, self.x_state)
         num = torch.bmm(scores, self.v).baddbmm_(fq, kv)
         return num, (scores.sum(-1) + torch.linalg.vecdot(fq, k_sum)).unsqueeze(-1)
 
     def advance_(self, kv: Tensor, k_sum: Tensor) -> None:
         """Move the state past the chunk, in place."""
-        kv.baddbmm_(self.fk.mT, self.v)
-        k_sum += self.fk.sum(1, keepdim=True)
+        fk = widen(self.k, self.y_state)
+        if self.fading is not None:
+            kv *= self.fading.across
+            k_sum *= self.fading.across
+        kv.baddbmm_(fk.mT, self.v)
+        k_sum += fk.sum(1, keepdim=True)
 
     def backward_(
         self, g: Tensor, h: Tensor, kv: Tensor, k_sum: Tensor, dkv: Tensor, dk_sum: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Gradients of q, k, v, x, y; moves dkv and dk_sum back past the chunk, in place."""
+    ) -> tuple[Tensor, ...]:
+        """Gradients of q, k, v, x, y, and of gates but for what they fade for later chunks.
+
+        Those of x and y are empty without re-weighting, and those of gates without gates. Moves
+        dkv and dk_sum back past the chunk, in place.
+        """
         scores, dots, weights = self.scores()
-        fq, fk = self.fq, self.fk
+        fq, fk = widen(self.q, self.x_state), widen(self.k, self.y_state)
         dv = torch.bmm(scores.mT, g).baddbmm_(fk, dkv)
-        dq, dx = widen_backward(torch.bmm(g, kv.mT).addcmul_(h, k_sum), self.q, self.x)
-        dk, dy = widen_backward(torch.bmm(self.v, dkv.mT).add_(dk_sum), self.k, self.y)
-
+        dfq = torch.bmm(g, kv.mT).addcmul_(h, k_sum)
+        dfk = torch.bmm(self.v, dkv.mT).add_(dk_sum)
         dscores = torch.baddbmm(h, g, self.v.mT).tril_()
-        if weights is not None:
-            assert dx is not None and dy is not None and self.x is not None and self.y is not None
+        dx = dy = dgate = g.new_empty(0)
+        if self.x is not None and self.y is not None:
+            dq, dx_state = widen_backward(dfq, self.q, self.x_state)
+            dk, dy_state = widen_backward(dfk, self.k, self.y_state)
+            assert dx_state is not None and dy_state is not None
             dweights = dots.mul_(dscores)
-            dx.baddbmm_(dweights, self.y)
-            dy.baddbmm_(dweights.mT, self.x)
+            if self.fading is not None:
+                dweights.mul_(self.fading.between)
+                dx_state.mul_(self.fading.since)
+                dy_state.mul_(self.fading.until)
+            dx, dy = dx_state.baddbmm_(dweights, self.y), dy_state.baddbmm_(dweights.mT, self.x)
+        elif self.fading is not None:
+            dq, dk = dfq.mul_(self.fading.since), dfk.mul_(self.fading.until)
+        else:
+            dq, dk = dfq, dfk
+        if weights is not None:
             dscores.mul_(weights)
-        dq.baddbmm_(dscores, self.k).mul_(self.scale)
+        dq.baddbmm_(dscores, self.k)
         dk.baddbmm_(dscores.mT, self.q)
-
+        if self.fading is not None:
+            dgate = torch.linalg.vecdot(self.q, dq) - torch.linalg.vecdot(self.k, dk)
+            dgate = dgate.flip(1).cumsum(1).flip(1)
+            dkv *= self.fading.across
+            dk_sum *= self.fading.across
         dkv.baddbmm_(fq.mT, g)
         dk_sum.baddbmm_(h.mT, fq)
-        return dq, dk, dv, dx, dy
-
-
-def turn(p: Tensor | None) -> Tensor | None:
-    """[sin, cos](pi/2 p), `[r, c, 2]`."""
-    if p is None:
-        return None
-    angle = p * (math.pi / 2)
-    # The cosine of what rounds to more than pi/2 is negative, and so would a score be.
-    return torch.stack([angle.sin(), angle.cos().clamp_min(0)], dim=-1)
-
-
-def turn_backward(dx: Tensor, x: Tensor) -> Tensor:
-    """Gradient of p."""
-    return (math.pi / 2) * (dx[..., 0] * x[..., 1] - dx[..., 1] * x[..., 0])
-
-
-def widen(q: Tensor, x: Tensor | None) -> Tensor:
-    """[q x_1, q x_2], or q x_1 alone: a query or key with its re-weighting multiplied in."""
-    if x is None:
-        return q
-    wide = q.new_empty(*q.shape[:-1], x.shape[-1] * q.shape[-1])
-    for part, x_ in zip(wide.chunk(x.shape[-1], dim=-1), x.split(1, dim=-1), strict=True):
-        torch.mul(q, x_, out=part)
-    return wide
-
-
-def widen_backward(dfq: Tensor, q: Tensor, x: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Gradients of q and x."""
-    if x is None:
-        return dfq, None
-    if x.shape[-1] == 1:  # What fades is given, not learned.
-        return dfq * x, torch.zeros_like(x)
-    by_sin, by_cos = dfq.chunk(2, dim=-1)
-    dx = torch.cat([(half * q).sum(-1, keepdim=True) for half in (by_sin, by_cos)], dim=-1)
-    return (by_sin * x[..., :1]).addcmul_(by_cos, x[..., 1:]), dx
+        return dq.mul_(self.scale), dk, dv, dx, dy, dgate
 
 
 def row_spans(x: Tensor) -> list[slice]:
     """The batch of `[b, h, ...]` cut into pieces of so many rows as are computed at once."""
     return spans(x.shape[0], max(1, ROWS_AT_ONCE // max(1, x.shape[1])))
-
-
-def part(x: Tensor, rows: slice, stretch: slice = slice(None)) -> Tensor:
-    """Some tokens of some rows, batch and heads as one axis.
-
-    A projection leaves the heads of a token side by side, and then this is a copy; but of a
-    stretch, which fits the cache.
-    """
-    return x[rows, :, stretch].flatten(0, 1)
-
-
-def put(x: Tensor, out: Tensor, rows: slice, stretch: slice) -> None:
-    """Write what was computed of some tokens of some rows."""
-    out[rows, :, stretch] = x.unflatten(0, (-1, out.shape[1]))
-
-
-def spans(length: int, size: int) -> list[slice]:
-    """A length cut into pieces of a size, the last of which may be shorter."""
-    return [slice(start, min(start + size, length)) for start in range(0, length, size)]
 
 
 def _stretches(length: int, chunk_size: int) -> list[slice]:
@@ -263,8 +236,9 @@ def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    p: Tensor | None,
-    s: Tensor | None,
+    x: Tensor | None,
+    y: Tensor | None,
+    log_gate: Tensor | None,
     rate: Sequence[float] | None,
     kv: Tensor,
     k_sum: Tensor,
@@ -274,44 +248,30 @@ def attend(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Attended values `[b, h, t, e]`, denominators `[b, h, t, 1]`, the state after, and marks.
 
-    Scores fade by a `rate` of each head. Marks are the states at the start of each stretch,
-    `[stretches, b, h, ...]`, for the backward. A custom op, so that a compiler takes it as it is:
-    unrolling the loop would gain nothing.
+    Scores fade by gates `[b, h, t]`, or by a `rate` of each head. Marks are the states at the start
+    of each stretch, `[stretches, b, h, ...]`, for the backward. A custom op, so that a compiler
+    takes it as it is: unrolling the loop would gain nothing.
     """
     o, den, kv_after, k_sum_after, kv_marks, k_sum_marks = _outputs(q, v, kv, k_sum, chunk_size)
     kv_after.copy_(kv)
     k_sum_after.copy_(k_sum)
-    inputs = q, k, v, p, s
+    inputs = q, k, v, x, y, log_gate
     with as_given(q):
         for rows in row_spans(q):
             kv_, k_sum_ = part(kv_after, rows), part(k_sum_after, rows).unsqueeze(1)
-            fade = _fading(rate, kv_, chunk_size)
-            if fade is not None:
-                fade.enter(kv_, k_sum_)
+            constant = None if rate is None else _Constant(rate, kv_)
             for i, stretch in enumerate(_stretches(q.shape[2], chunk_size)):
                 part(kv_marks[i], rows).copy_(kv_)
                 part(k_sum_marks[i], rows).copy_(k_sum_)
-                tokens = _Rows.of(inputs, rows, stretch, kv.dtype, fade)
+                tokens = _Rows.of(inputs, rows, stretch, kv.dtype)
                 for span in spans(tokens.q.shape[1], chunk_size):
-                    c = tokens.chunk(span)
+                    c = tokens.chunk(span, constant)
                     num, den_c = c.attend(kv_, k_sum_)
                     o_c = normalised(num, den_c, eps * c.scale) if normalise else num / c.scale
                     put(o_c, o[:, :, stretch], rows, span)
                     put(den_c, den[:, :, stretch], rows, span)
                     c.advance_(kv_, k_sum_)
-                    if fade is not None:
-                        fade.past(c.q.shape[1], kv_, k_sum_)
-            if fade is not None:
-                fade.leave(kv_, k_sum_)
     return o, den, kv_after, k_sum_after, kv_marks, k_sum_marks
-
-
-def _fading(rate: Sequence[float] | None, kv: Tensor, chunk_size: int) -> _Fade | None:
-    """How the rows of a state fade, given the rate of each head."""
-    if rate is None:
-        return None
-    rates = kv.new_tensor(rate).repeat(kv.shape[0] // len(rate))
-    return _Fade(rates.reshape(-1, 1, 1), chunk_size)
 
 
 def _outputs(
@@ -333,118 +293,92 @@ def attend_backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    p: Tensor | None,
-    s: Tensor | None,
+    x: Tensor | None,
+    y: Tensor | None,
+    log_gate: Tensor | None,
     o: Tensor,
     den: Tensor,
+    kv_after: Tensor,
+    k_sum_after: Tensor,
     kv_marks: Tensor,
     k_sum_marks: Tensor,
     rate: Sequence[float] | None,
     chunk_size: int,
     normalise: bool,
     eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, p, s (empty without proportions) and of the state before."""
-    dq, dk, dv, dp, ds = like(q), like(k), like(v), like(p, q), like(s, q)
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, x, y, log_gate (empty where there is none) and of the state before."""
+    inputs = q, k, v, x, y, log_gate
+    outputs = tuple(like(each, q) for each in inputs)
     # Contiguous, as views of their rows are what the loop adds to.
     dkv_before = dkv.clone(memory_format=torch.contiguous_format)
     dk_sum_before = dk_sum.clone(memory_format=torch.contiguous_format)
-    inputs, outputs = (q, k, v, p, s), (dq, dk, dv, dp, ds)
     with as_given(q):
         for rows in row_spans(q):
             dkv_, dk_sum_ = part(dkv_before, rows), part(dk_sum_before, rows).unsqueeze(1)
-            fade = _fading(rate, dkv_, chunk_size)
-            if fade is not None:
-                fade.leave(dkv_, dk_sum_)
+            after = part(kv_after, rows), part(k_sum_after, rows).unsqueeze(1)
+            constant = None if rate is None else _Constant(rate, dkv_)
             for i, stretch in reversed(list(enumerate(_stretches(q.shape[2], chunk_size)))):
-                tokens = _Rows.of(inputs, rows, stretch, dkv.dtype, fade)
-                do_, o_, den_ = (part(x, rows, stretch) for x in (do, o, den))
+                tokens = _Rows.of(inputs, rows, stretch, dkv.dtype)
+                do_, o_, den_ = (part(each, rows, stretch) for each in (do, o, den))
                 g, h = through_the_division(do_, o_, den_, tokens.scale, normalise, eps)
                 cuts = spans(tokens.q.shape[1], chunk_size)
-                chunks = [tokens.chunk(span) for span in cuts]
-                marks = part(kv_marks[i], rows), part(k_sum_marks[i], rows)
-                states = _states_before(chunks, *marks, fade)
-                turns: list[tuple[Tensor | None, Tensor | None]] = []
-                for span, c, state in reversed(list(zip(cuts, chunks, states, strict=True))):
-                    if fade is not None:
-                        fade.past(c.q.shape[1], dkv_, dk_sum_)
-                    *grads, dx, dy = c.backward_(g[:, span], h[:, span], *state, dkv_, dk_sum_)
-                    for out, grad in zip(outputs, grads, strict=False):
-                        put(grad, out[:, :, stretch], rows, span)
-                    turns.append((dx, dy))
-                for out, dturn, turn in zip(
-                    outputs[3:],
-                    zip(*reversed(turns), strict=True),
-                    (tokens.x, tokens.y),
-                    strict=True,
-                ):
-                    if out.numel() and turn is not None:
-                        dp_ = turn_backward(torch.cat(dturn, dim=1), turn)
-                        put(dp_, out, rows, stretch)
-            if fade is not None:
-                fade.enter(dkv_, dk_sum_)
-    return dq, dk, dv, dp, ds, dkv_before, dk_sum_before
+                chunks = [tokens.chunk(span, constant) for span in cuts]
+                states = _states_before(chunks, part(kv_marks[i], rows), part(k_sum_marks[i], rows))
+                for span, c, before in reversed(list(zip(cuts, chunks, states, strict=True))):
+                    later = None
+                    if log_gate is not None:  # Before dkv moves on: see the formula of dl.
+                        later = _inner(after[0], dkv_) + _inner(after[1], dk_sum_)
+                    grads = c.backward_(g[:, span], h[:, span], *before, dkv_, dk_sum_)
+                    if later is not None:
+                        grads[-1].add_(later)
+                    for out, grad in zip(outputs, grads, strict=True):
+                        if out.numel():
+                            put(grad, out[:, :, stretch], rows, span)
+                    after = before
+    return *outputs, dkv_before, dk_sum_before  # type: ignore[return-value]  # Six and two.
 
 
-def through_the_division(
-    do: Tensor, o: Tensor, den: Tensor, scale: Tensor, normalise: bool, eps: float
-) -> tuple[Tensor, Tensor]:
-    """Gradients of the numerators, g, and of the denominators, h."""
-    if not normalise:
-        return do.to(den.dtype) / scale, torch.zeros_like(den)
-    floor = eps * scale
-    g = normalised(do.to(den.dtype), den, floor)
-    return g, (g * o).sum(-1, keepdim=True).neg_().masked_fill_(den < floor, 0)
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    """The inner product of the matrices of each row, `[n, 1]`."""
+    return (a * b).sum((-2, -1)).unsqueeze(-1)
 
 
-def _states_before(
-    chunks: list[_Chunk], kv: Tensor, k_sum: Tensor, fade: _Fade | None
-) -> list[tuple[Tensor, Tensor]]:
+def _states_before(chunks: list[_Chunk], kv: Tensor, k_sum: Tensor) -> list[tuple[Tensor, Tensor]]:
     """The state before each of some chunks, from the one before the first."""
     states = [(kv, k_sum)]
     for c in chunks[:-1]:
         kv, k_sum = kv.clone(), k_sum.clone()
         c.advance_(kv, k_sum)
-        if fade is not None:
-            fade.past(c.q.shape[1], kv, k_sum)
         states.append((kv, k_sum))
     return states
 
 
-def like(x: Tensor | None, other: Tensor | None = None) -> Tensor:
-    """An empty tensor laid out as x; of no elements, on the device of `other`, for None."""
-    if x is None:
-        assert other is not None
-        return other.new_empty(0)
-    return torch.empty_like(x)
-
-
 @attend.register_fake
-def _(q, k, v, p, s, rate, kv, k_sum, chunk_size, normalise, eps):  # type: ignore[no-untyped-def]
+def _(q, k, v, x, y, log_gate, rate, kv, k_sum, chunk_size, normalise, eps):  # type: ignore[no-untyped-def]
     return _outputs(q, v, kv, k_sum, chunk_size)
 
 
 @attend_backward.register_fake
-def _(do, dkv, dk_sum, q, k, v, p, s, o, den, kv_m, k_m, rate, chunk_size, normalise, eps):  # type: ignore[no-untyped-def]
-    inputs = (like(q), like(k), like(v), like(p, q), like(s, q))
+def _(do, dkv, dk_sum, q, k, v, x, y, log_gate, *others):  # type: ignore[no-untyped-def]
+    inputs = (like(each, q) for each in (q, k, v, x, y, log_gate))
     return *inputs, dkv.new_empty(dkv.shape), dk_sum.new_empty(dk_sum.shape)
 
 
 def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     *tensors, ctx.rate, _kv, _k_sum, ctx.chunk_size, ctx.normalise, ctx.eps = inputs
-    o, den, _kv_after, _k_sum_after, *marks = output
-    ctx.save_for_backward(*tensors, o, den, *marks)
+    o, den, kv_after, k_sum_after, *marks = output
+    ctx.save_for_backward(*tensors, o, den, kv_after, k_sum_after, *marks)
     ctx.mark_non_differentiable(den, *marks)
     ctx.set_materialize_grads(False)  # Zeros for the marks would be as large as they are.
 
 
 def _differentiate(ctx, do, _dden, dkv, dk_sum, *_dmarks):  # type: ignore[no-untyped-def]
     saved = ctx.saved_tensors  # Once: checkpointing computes them anew at each look.
-    o, _, kv_marks, k_sum_marks = saved[-4:]
+    o, _, kv_after, k_sum_after, *_ = saved[-6:]
     do = torch.zeros_like(o) if do is None else do
-    dkv = kv_marks.new_zeros(kv_marks.shape[1:]) if dkv is None else dkv
-    if dk_sum is None:
-        dk_sum = k_sum_marks.new_zeros(k_sum_marks.shape[1:]).squeeze(-2)
+    dkv = torch.zeros_like(kv_after) if dkv is None else dkv
+    dk_sum = torch.zeros_like(k_sum_after) if dk_sum is None else dk_sum
     options = ctx.rate, ctx.chunk_size, ctx.normalise, ctx.eps
     grads = attend_backward(do, dkv, dk_sum, *saved, *options)
     *inputs, dkv, dk_sum = (grad if grad.numel() else None for grad in grads)

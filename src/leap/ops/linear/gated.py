@@ -1,6 +1,6 @@
-"""Causal linear attention with a forget gate, a chunk at a time, in O(t).
+"""Causal linear attention with a forget gate for each feature, a chunk at a time, in O(t).
 
-    S_i = exp(l_i) S_{i-1} + k_i v_i^T        l_i <= 0: log of the gate, one a head or one a feature
+    S_i = exp(l_i) S_{i-1} + k_i v_i^T        l_i <= 0: logs of the gates, one per feature
     a_ij = sum_f q_if k_jf exp(L_if - L_jf)   L_i = l_1 + ... + l_i, within the chunk
 
 Written out, exp(L_i) and exp(-L_j) would over- and underflow. Here every exponent is a sum of
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from leap.ops.state import as_given
 
-LOWEST = -1e4  # A gate of 0 has the log -inf, and -inf - -inf is no number; exp(-1e4) is 0 too.
+LOWEST = -100.0  # A gate of 0 has the log -inf, and -inf - -inf is no number. e^-100 is 4e-44.
 
 
 def gated_attend(
@@ -44,14 +44,11 @@ def gated_attend(
 
 def decayed_scores(q: Tensor, k: Tensor, decay: Tensor) -> Tensor:
     """The lower triangle of `sum_f q_if k_jf exp(decay_if - decay_jf)`, `[b, h, c, c]`."""
-    if decay.shape[-1] == 1:  # One gate a head: it comes out of the sum over features.
-        between = (decay - decay.mT).clamp_max(0)
-        return ((q @ k.mT) * between.exp()).tril()
     c = q.shape[2]
-    size = 1 << (c - 1).bit_length()
-    pad = (0, 0, 0, size - c)
-    q, k = (torch.nn.functional.pad(x, pad) for x in (q, k))
-    decay = torch.nn.functional.pad(decay, pad, mode="constant", value=0.0)
+    n_more = (1 << (c - 1).bit_length()) - c
+    q, k = (torch.nn.functional.pad(x, (0, 0, 0, n_more)) for x in (q, k))
+    # Tokens that fill up forget nothing: from 0 the exponents would grow again, and overflow.
+    decay = torch.cat([decay, decay[:, :, -1:].expand(-1, -1, n_more, -1)], dim=2)
     return _triangle(q, k, decay)[..., :c, :c]
 
 

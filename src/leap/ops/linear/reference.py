@@ -2,6 +2,8 @@
 
     o_i = sum_j a_ij v_j / max(sum_j a_ij, eps)        a_ij = q_i . k_j  over the j that i sees
 
+A re-weighting x_i . y_j is the same over `widen(q, x)` and `widen(k, y)`.
+
 Axes: b batch, h heads, t tokens (n of the source), f features, e values.
 """
 

@@ -3,7 +3,7 @@
     a_ij = (q_i . k_j) (x_i . y_j) w_ij                over the j that i sees
     o_i  = sum_j a_ij v_j / max(sum_j a_ij, eps)
 
-x and y are LeaPformer's re-weighting, as in `chunked`, and w is what is left of scores that fade.
+x and y are the re-weighting, as in `parts`, and w is what is left of scores that fade.
 Autograd takes it back.
 
 Axes: b batch, h heads, t queries, n keys, f features, e values.
@@ -12,8 +12,13 @@ Axes: b batch, h heads, t queries, n keys, f features, e values.
 import torch
 from torch import Tensor
 
-from leap.ops.linear.chunked import normalised, turn, unit_scale
-from leap.ops.state import accumulator, as_given
+from leap.ops.linear.parts import (
+    Tokens,
+    normalised,
+    precision,
+    unit_scale,
+)
+from leap.ops.state import as_given
 
 
 def is_cheaper(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -23,11 +28,7 @@ def is_cheaper(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    p: Tensor | None = None,
-    s: Tensor | None = None,
+    tokens: Tokens,
     *,
     sees: Tensor | None = None,
     left: Tensor | None = None,
@@ -37,21 +38,18 @@ def attend(
     """Attended values `[b, h, t, e]`.
 
     Args:
-        q, k, v: features of queries and keys, and values; 0 at pads.
-        p, s: proportions of the queries and of the keys, if there are any.
+        tokens: 0 at pads.
         sees: true where a query sees a key, `[t, n]` or `[b, 1, t, n]`; None where each sees all.
-        left: what is left of each score, `[h, t, n]`; None where all is.
+        left: what is left of each score, `[h, t, n]` or `[b, h, t, n]`; None where all is.
         normalise: divide by the sum of scores; without it, the weighted sum itself.
         eps: floor of that sum.
     """
-    total = accumulator(q, k, v)
+    q, k, v, total = tokens.q, tokens.k, tokens.v, precision(tokens)
     scale = unit_scale(q.detach().to(total))
     with as_given(q):
         scores = (q * scale) @ k.to(total).mT
-        if p is not None and s is not None:
-            x, y = turn(p.to(total)), turn(s.to(total))
-            assert x is not None and y is not None
-            scores = scores * (x @ y.mT)
+        if tokens.x is not None and tokens.y is not None:
+            scores = scores * (tokens.x.to(total) @ tokens.y.to(total).mT)
         if left is not None:
             scores = scores * left
         if sees is not None:
@@ -60,6 +58,12 @@ def attend(
     if not normalise:
         return (num / scale).to(v.dtype)
     return normalised(num, scores.sum(-1, keepdim=True), eps * scale).to(v.dtype)
+
+
+def left_between(decay: Tensor) -> Tensor:
+    """What gates leave of each score, exp(c_i - c_j), from their sums c `[..., t]`."""
+    # Towards tokens to come, which are not seen, it would grow without bounds.
+    return (decay.unsqueeze(-1) - decay.unsqueeze(-2)).clamp_max(0).exp()
 
 
 def causal(n: int, device: torch.device) -> Tensor:

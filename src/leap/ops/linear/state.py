@@ -5,7 +5,10 @@
 With a forget gate both are multiplied by it before a token is added. Being sums, the states of
 two halves of a sequence add up to the state of the whole, and tokens can be subtracted again.
 
-Axes: b batch, h heads, t tokens, f features, e values.
+Where places are travelled (see `leap.ops.travel`), the state also knows how far: the angle of each
+clock. The second half of a sequence began at 0, so that adding it up means to turn its clocks on.
+
+Axes: b batch, h heads, t tokens, f features, e values, m clocks.
 """
 
 from dataclasses import replace
@@ -16,8 +19,9 @@ from torch import Tensor
 
 from leap.errors import InputError
 from leap.ops.checks import shape
-from leap.ops.linear.chunked import normalised, unit_scale
+from leap.ops.linear.parts import normalised, unit_scale
 from leap.ops.state import Recurrent, as_given, count_tokens, mask_tokens, state
+from leap.ops.travel import travelled, turned_on
 
 
 @state
@@ -26,8 +30,10 @@ class LinearState(Recurrent):
 
     kv: Float[Tensor, "b h f e"]
     k: Float[Tensor, "b h f"]
-    log_decay: Float[Tensor, "b h f"] | None = None
+    log_decay: Float[Tensor, "b h #f"] | None = None
     """Log of the share of an earlier state that these tokens leave; None without gates."""
+    angle: Float[Tensor, "b h m"] | None = None
+    """How far each clock has turned, in double precision; None where no places are travelled."""
 
     @classmethod
     def empty(
@@ -54,26 +60,36 @@ class LinearState(Recurrent):
         v: Float[Tensor, "b h t e"],
         key_mask: Bool[Tensor, "b t"] | Bool[Tensor, "b 1 t"] | None = None,
         log_gate: Float[Tensor, "b h t #f"] | None = None,
+        turn: Float[Tensor, "b h t m"] | None = None,
     ) -> "LinearState":
-        """Read tokens without attending to anything: the state after them."""
+        """Read tokens without attending to anything: the state after them.
+
+        Args:
+            k: features of the keys, their re-weighting multiplied in.
+            v: values.
+            key_mask: true at real tokens.
+            log_gate: log of the gates.
+            turn: how far the clocks turn on at each token.
+        """
         total = self.kv.dtype
         k, v = mask_tokens(k.to(total), key_mask), mask_tokens(v.to(total), key_mask)
         length = self.length + count_tokens(k, key_mask)
-        if log_gate is None:
-            kv = self.kv + _outer(k, v)
-            return replace(self, kv=kv, k=self.k + k.sum(2), length=length, trail=None)
-        log_gate = mask_tokens(log_gate.to(total), key_mask)
-        later = torch.nn.functional.pad(log_gate[:, :, 1:], (0, 0, 0, 1))  # what comes after j
-        k = k * later.flip(2).cumsum(2).flip(2).exp()
-        new = replace(
-            self,
-            kv=_outer(k, v),
-            k=k.sum(2),
-            log_decay=log_gate.sum(2).expand_as(self.k),
-            length=length - self.length,
-            trail=None,
+        angle = self.angle if turn is None else travelled(turn, self.angle, key_mask)[1]
+        kv, k_sum, log_decay = self.kv, self.k, self.log_decay
+        if log_gate is not None:
+            log_gate = mask_tokens(log_gate.to(total), key_mask)
+            later = torch.nn.functional.pad(log_gate[:, :, 1:], (0, 0, 0, 1))  # what comes after j
+            k = k * later.flip(2).cumsum(2).flip(2).exp()
+            decay = log_gate.sum(2)
+            kv, k_sum = decay.exp().unsqueeze(-1) * kv, decay.exp() * k_sum
+            log_decay = decay if log_decay is None else log_decay + decay
+        return LinearState(
+            kv=kv + _outer(k, v),
+            k=k_sum + k.sum(2),
+            log_decay=log_decay,
+            angle=angle,
+            length=length,
         )
-        return self.merge(new)
 
     def attend(
         self, q: Float[Tensor, "b h t f"], *, normalise: bool = True, eps: float = 1e-6
@@ -98,15 +114,22 @@ class LinearState(Recurrent):
                 f"states of {shape(self.kv)} and {shape(later.kv)} are not of one layer: "
                 "merge takes two of the same shape"
             )
-        kv, k, log_decay = self.kv, self.k, later.log_decay
+        kv, k, log_decay, angle = self.kv, self.k, later.log_decay, self.angle
         if log_decay is not None:
             left = log_decay.exp()
             kv, k = left.unsqueeze(-1) * kv, left * k
         if self.log_decay is not None:
             log_decay = self.log_decay if log_decay is None else self.log_decay + log_decay
-        length = self.length + later.length
-        return replace(
-            self, kv=kv + later.kv, k=k + later.k, log_decay=log_decay, length=length, trail=None
+        kv_later, k_later = later.kv, later.k
+        if angle is not None and later.angle is not None:
+            kv_later, k_later = (turned_on(x, angle) for x in (kv_later, k_later))
+            _, angle = travelled(later.angle.unsqueeze(2), angle)
+        return LinearState(
+            kv=kv + kv_later,
+            k=k + k_later,
+            log_decay=log_decay,
+            angle=angle,
+            length=self.length + later.length,
         )
 
     def without_values(self) -> "LinearState":

@@ -3,33 +3,29 @@
     kv  = sum_j fk_j v_j^T        k_sum = sum_j fk_j              over the real keys
     o_i = fq_i kv / max(fq_i . k_sum, eps)
 
-fq and fk are the features with LeaPformer's re-weighting multiplied in, [q x_1, q x_2] (see
-`chunked`). Twice as wide as the features, they are the largest tensors of the computation, and so
-are formed a piece at a time, where they fit the cache, and once more in the backward:
+fq and fk are the features with their re-weighting multiplied in, [q x_1, ... q x_r] (see `parts`).
+r times as wide as the features, they are the largest tensors of the computation, and so are formed
+a piece at a time, where they fit the cache, and once more in the backward:
 
     dfq_i  = kv g_i + k_sum h_i               g and h: gradients of numerator and denominator
     dkv    = sum_i fq_i g_i^T                 dk_sum = sum_i fq_i h_i
     dfk_j  = dkv v_j + dk_sum                 dv_j   = fk_j dkv
 
-The re-weighting itself, two numbers a token, is kept for that.
-
-Axes: b batch, h heads, t queries, n keys, f features, e values; r = b h rows.
+Axes: b batch, h heads, t queries, n keys, f features, e values, r rank of the re-weighting.
 """
 
 import torch
 from torch import Tensor
 
-from leap.ops.linear.chunked import (
+from leap.ops.features import widen
+from leap.ops.linear.parts import (
     like,
     normalised,
     part,
     put,
     spans,
     through_the_division,
-    turn,
-    turn_backward,
     unit_scale,
-    widen,
     widen_backward,
 )
 from leap.ops.state import as_given
@@ -43,38 +39,32 @@ def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    p: Tensor | None,
-    s: Tensor | None,
+    x: Tensor | None,
+    y: Tensor | None,
     key_mask: Tensor | None,
     total: torch.dtype,
     normalise: bool,
     eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Attended values `[b, h, t, e]`, and the state, kv and k_sum; then what the backward takes.
 
-    That is denominators and scales of queries `[b, h, t, 1]`, and what re-weights queries, scale
-    included, and keys. The mask is `[b, 1, n, 1]`; `total` is the precision to sum in.
+    That is denominators and scales of queries, `[b, h, t, 1]`. The mask is `[b, 1, n, 1]`; `total`
+    is the precision to sum in.
     """
-    o, kv, k_sum, den, scale, x, y = outputs = _outputs(q, k, v, p, total)
+    o, kv, k_sum, den, scale = outputs = _outputs(q, k, v, x, total)
     with as_given(q):
-        if p is not None and s is not None:
-            _turn(p, x)
-            _turn(s if key_mask is None else torch.where(key_mask.squeeze(-1), s, 0), y)
         for rows in _row_spans(q, k):
             kv_, k_sum_ = part(kv, rows).zero_(), part(k_sum, rows).unsqueeze(1).zero_()
             for stretch in _stretches(k):
-                k_, v_, _ = _keys(k, v, key_mask, rows, stretch, total)
-                fk = widen(k_, None if s is None else part(y, rows, stretch))
+                k_, v_, y_, _ = _keys(k, v, y, key_mask, rows, stretch, total)
+                fk = widen(k_, y_)
                 kv_.baddbmm_(fk.mT, v_)
                 k_sum_ += fk.sum(1, keepdim=True)
             for stretch in _stretches(q):
-                q_ = part(q, rows, stretch).to(total)
-                scale_ = unit_scale(q_)
-                x_ = scale_ if p is None else part(x, rows, stretch) * scale_
-                fq = widen(q_, x_)
+                fq, _, _, scale_ = _queries(q, x, rows, stretch, total)
                 num, den_ = torch.bmm(fq, kv_), torch.linalg.vecdot(fq, k_sum_).unsqueeze(-1)
                 o_ = normalised(num, den_, eps * scale_) if normalise else num / scale_
-                for part_, out in ((o_, o), (den_, den), (scale_, scale), (x_, x)):
+                for part_, out in ((o_, o), (den_, den), (scale_, scale)):
                     put(part_, out, rows, stretch)
     return outputs
 
@@ -87,53 +77,47 @@ def attend_backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    p: Tensor | None,
-    s: Tensor | None,
+    x: Tensor | None,
+    y: Tensor | None,
     key_mask: Tensor | None,
     o: Tensor,
     kv: Tensor,
     k_sum: Tensor,
     den: Tensor,
     scale: Tensor,
-    x: Tensor,
-    y: Tensor,
     normalise: bool,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, p and s, the last two empty without proportions."""
-    dq, dk, dv, dp, ds = like(q), like(k), like(v), like(p, q), like(s, q)
+    """Gradients of q, k, v, x and y, the last two empty without re-weighting."""
+    dq, dk, dv, dx, dy = like(q), like(k), like(v), like(x, q), like(y, q)
     total = kv.dtype
     with as_given(q):
         for rows in _row_spans(q, k):
             kv_, k_sum_ = part(kv, rows), part(k_sum, rows).unsqueeze(1)
             dkv_, dk_sum_ = part(dkv, rows).clone(), part(dk_sum, rows).unsqueeze(1).clone()
             for stretch in _stretches(q):
-                do_, o_, den_, scale_, x_ = (
-                    part(each, rows, stretch) for each in (do, o, den, scale, x)
-                )
-                q_ = part(q, rows, stretch).to(total)
+                do_, o_, den_ = (part(each, rows, stretch) for each in (do, o, den))
+                fq, q_, x_, scale_ = _queries(q, x, rows, stretch, total)
                 g, h = through_the_division(do_, o_, den_, scale_, normalise, eps)
                 dfq = torch.bmm(g, kv_.mT).addcmul_(h, k_sum_)
-                grad, dx = widen_backward(dfq, q_, x_)
+                grad, dx_ = widen_backward(dfq, q_, x_)
                 put(grad, dq, rows, stretch)
-                if p is not None and dx is not None:
-                    put(turn_backward(dx, x_), dp, rows, stretch)
-                fq = widen(q_, x_)
+                if x is not None and dx_ is not None:
+                    put(dx_.mul_(scale_), dx, rows, stretch)
                 dkv_.baddbmm_(fq.mT, g)
                 dk_sum_.baddbmm_(h.mT, fq)
             for stretch in _stretches(k):
-                k_, v_, real = _keys(k, v, key_mask, rows, stretch, total)
-                y_ = None if s is None else part(y, rows, stretch)
+                k_, v_, y_, real = _keys(k, v, y, key_mask, rows, stretch, total)
                 dfk = torch.bmm(v_, dkv_.mT).add_(dk_sum_)
                 dvalues = torch.bmm(widen(k_, y_), dkv_)
-                grad, dy = widen_backward(dfk, k_, y_)
+                grad, dy_ = widen_backward(dfk, k_, y_)
                 if real is not None:
                     grad, dvalues = (torch.where(real, each, 0) for each in (grad, dvalues))
                 put(grad, dk, rows, stretch)
                 put(dvalues, dv, rows, stretch)
-                if dy is not None and y_ is not None:
-                    put(turn_backward(dy, y_), ds, rows, stretch)
-    return dq, dk, dv, dp, ds
+                if dy_ is not None:
+                    put(dy_, dy, rows, stretch)
+    return dq, dk, dv, dx, dy
 
 
 def _row_spans(q: Tensor, k: Tensor) -> list[slice]:
@@ -156,50 +140,56 @@ def _tokens_at_once(x: Tensor) -> int:
     return max(1, of_all_heads // max(1, x.shape[1]))
 
 
-def _turn(p: Tensor, x: Tensor) -> None:
-    """Write what proportions re-weight by, `[b, h, t, 2]`; a pad's may be anything finite."""
-    turned = turn(p.to(x.dtype))
-    assert turned is not None
-    x.copy_(turned)
+def _queries(
+    q: Tensor, x: Tensor | None, rows: slice, stretch: slice, total: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A stretch of queries: fq, its factors q and x, and their scale, which x has in it."""
+    q_ = part(q, rows, stretch).to(total)
+    scale = unit_scale(q_)
+    x_ = scale if x is None else part(x, rows, stretch).to(total) * scale
+    return widen(q_, x_), q_, x_, scale
 
 
 def _keys(
     k: Tensor,
     v: Tensor,
+    y: Tensor | None,
     key_mask: Tensor | None,
     rows: slice,
     stretch: slice,
     total: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """A stretch of keys and values, 0 at pads; and true where there is none, None if nowhere is."""
-    k_, v_ = (part(x, rows, stretch).to(total) for x in (k, v))
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """A stretch of keys, values and y, 0 at pads; and true where there is none, None if nowhere."""
+    k_, v_ = (part(each, rows, stretch).to(total) for each in (k, v))
+    y_ = None if y is None else part(y, rows, stretch).to(total)
     if key_mask is None:
-        return k_, v_, None
+        return k_, v_, y_, None
     real = part(key_mask.expand(-1, k.shape[1], -1, -1), rows, stretch)
     if real.device.type == "cpu" and bool(real.all()):  # Elsewhere to look is to wait.
-        return k_, v_, None
-    return torch.where(real, k_, 0), torch.where(real, v_, 0), real
+        return k_, v_, y_, None
+    k_, v_ = torch.where(real, k_, 0), torch.where(real, v_, 0)
+    return k_, v_, None if y_ is None else torch.where(real, y_, 0), real
 
 
 def _outputs(
-    q: Tensor, k: Tensor, v: Tensor, p: Tensor | None, total: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    (b, h, t, f), (n, e) = q.shape, v.shape[2:]
-    c, n = (1, 0) if p is None else (2, n)
-    sizes = (c * f, e), (c * f,), (t, 1), (t, 1), (t, c), (n, 2)
-    kv, k_sum, den, scale, x, y = (q.new_empty(b, h, *size, dtype=total) for size in sizes)
+    q: Tensor, k: Tensor, v: Tensor, x: Tensor | None, total: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    (b, h, t, f), e = q.shape, v.shape[-1]
+    f = f if x is None else f * x.shape[-1]
+    sizes = (f, e), (f,), (t, 1), (t, 1)
+    kv, k_sum, den, scale = (q.new_empty(b, h, *size, dtype=total) for size in sizes)
     o = v.new_empty(b, t, h, e).transpose(1, 2)  # So that joining the heads copies nothing.
-    return o, kv, k_sum, den, scale, x, y
+    return o, kv, k_sum, den, scale
 
 
 @attend.register_fake
-def _(q, k, v, p, s, key_mask, total, normalise, eps):  # type: ignore[no-untyped-def]
-    return _outputs(q, k, v, p, total)
+def _(q, k, v, x, y, key_mask, total, normalise, eps):  # type: ignore[no-untyped-def]
+    return _outputs(q, k, v, x, total)
 
 
 @attend_backward.register_fake
-def _(do, dkv, dk_sum, q, k, v, p, s, *others):  # type: ignore[no-untyped-def]
-    return like(q), like(k), like(v), like(p, q), like(s, q)
+def _(do, dkv, dk_sum, q, k, v, x, y, *others):  # type: ignore[no-untyped-def]
+    return like(q), like(k), like(v), like(x, q), like(y, q)
 
 
 def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
@@ -211,7 +201,7 @@ def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 
 def _differentiate(ctx, do, dkv, dk_sum, *_none):  # type: ignore[no-untyped-def]
     saved = ctx.saved_tensors  # Once: checkpointing computes them anew at each look.
-    o, kv, k_sum = saved[-7:-4]
+    o, kv, k_sum = saved[-5:-2]
     grads = attend_backward(
         torch.zeros_like(o) if do is None else do,
         torch.zeros_like(kv) if dkv is None else dkv,

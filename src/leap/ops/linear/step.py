@@ -1,0 +1,55 @@
+"""Linear attention of one more token: decoding, where the fewest calls are the fastest.
+
+    kv = g kv + fk v^T        k_sum = g k_sum + fk        o = fq kv / max(fq . k_sum, eps)
+
+Axes: b batch, h heads, f features, e values.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from leap.ops.features import widen
+from leap.ops.linear.parts import (
+    Tokens,
+)
+from leap.ops.linear.state import LinearState
+
+
+def attend(
+    tokens: Tokens,
+    before: LinearState,
+    log_gate: Tensor | None,
+    *,
+    n_real: Tensor | int,
+    normalise: bool,
+    eps: float,
+) -> tuple[Tensor, LinearState]:
+    """Attended values `[b, h, 1, e]`, and the state after.
+
+    Args:
+        tokens: one per row, 0 at pads.
+        before: the state before.
+        log_gate: `[1, h, 1]` or `[b, h, 1]` or `[b, h, f]`, 0 at pads; None where nothing fades.
+        n_real: 1 where the token is real, 0 at pads.
+        normalise: divide by the sum of scores; without it, the weighted sum itself.
+        eps: floor of that sum.
+    """
+    total = before.kv.dtype
+    q, k, v = tokens.q.to(total), tokens.k.to(total), tokens.v.to(total)
+    if tokens.x is not None and tokens.y is not None:
+        q, k = widen(torch.stack([q, k]), torch.stack([tokens.x, tokens.y]).to(total))
+    kv, k_sum, log_decay = before.kv, before.k, before.log_decay
+    if log_gate is not None and log_decay is not None:
+        kept = log_gate.exp()
+        kv, k_sum, log_decay = kv * kept.unsqueeze(-1), k_sum * kept, log_decay + log_gate
+    after = replace(
+        before,
+        kv=torch.addcmul(kv, k.mT, v),
+        k=k_sum + k.squeeze(2),
+        log_decay=log_decay,
+        length=before.length + n_real,
+        trail=None,
+    )
+    return after.attend(q, normalise=normalise, eps=eps).to(tokens.v.dtype), after

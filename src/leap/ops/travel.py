@@ -1,0 +1,91 @@
+"""Places that are travelled: each token takes a step forward, and stands where its steps led to.
+
+    P_t = P_{t-1} + d_t                          d_t >= 0: the step of token t
+    w_ij = 1/2 + 1/(2m) sum_n cos(omega_n (P_i - P_j))        in [0, 1], 1 at the same place
+
+A place needs no length, and a distance between places is 0 for tokens that took no step. Each
+frequency omega_n is the hand of a clock, whose angle omega_n P_t is all that is kept of a place: a
+whole turn changes nothing, so angles are kept modulo 2 pi, and in double precision never drift.
+
+As a dot product w_ij = x_i . y_j with x = y = clock(angle), the weight is a re-weighting of rank
+1 + 2m for `leap.ops.causal_linear_attention`. A step of one token's length makes a wave of fixed
+frequency; places divided by the last one are LeaPformer's proportions, and with steps of one length
+cosFormer's.
+
+Related: contextual position encoding (Golovneva et al. 2024, arXiv 2405.18719) counts tokens by
+gates in softmax attention; Selective RoPE (Movahedi et al. 2025, arXiv 2511.17388) turns each pair
+of channels by angles that tokens choose.
+
+Axes: b batch, h heads, t tokens, m clocks, f features, r = 1 + 2m.
+"""
+
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from leap.errors import InputError
+from leap.ops.checks import shape
+from leap.ops.state import mask_tokens
+
+TURN = 2 * math.pi
+
+
+def travelled(
+    turn: Float[Tensor, "b h t m"],
+    angle: Float[Tensor, "b h m"] | None = None,
+    key_mask: Bool[Tensor, "b t"] | Bool[Tensor, "b 1 t"] | None = None,
+) -> tuple[Float[Tensor, "b h t m"], Float[Tensor, "b h m"]]:
+    """Where clocks stand at each token, and after the last one, modulo a turn.
+
+    Args:
+        turn: how far each token turns them on.
+        angle: where they stood before; at 0 by default.
+        key_mask: true at real tokens; pads take no step.
+    """
+    exact = _exact(turn)
+    angles = mask_tokens(turn.to(exact), key_mask).cumsum(2)
+    if angle is not None:
+        if angle.shape != (*turn.shape[:2], turn.shape[3]):
+            b, h, _, m = turn.shape
+            raise InputError(f"the state's angle is {shape(angle)}; expected [{b}, {h}, {m}]")
+        angles = angles + angle.to(exact).unsqueeze(2)
+    if angles.shape[2]:
+        last = angles[:, :, -1]
+    else:
+        last = turn.new_zeros(*turn.shape[:2], turn.shape[3], dtype=exact)
+        last = last if angle is None else last + angle
+    return angles, last.remainder(TURN)
+
+
+def clock(
+    angle: Float[Tensor, "*rows m"], dtype: torch.dtype = torch.float32
+) -> Float[Tensor, "*rows r"]:
+    """[1, cos, sin, cos, sin, ...] / sqrt(2), hands over sqrt(m): x with x_i . x_j = w_ij."""
+    m = angle.shape[-1]
+    hands = torch.stack([angle.cos(), angle.sin()], dim=-1).flatten(-2) / math.sqrt(m)
+    # A hair more than 1: rounded, hands that point apart would else make scores below 0.
+    centre = math.sqrt(1 + 8 * torch.finfo(dtype).eps)
+    centred = torch.cat([torch.full_like(hands[..., :1], centre), hands], dim=-1)
+    return (centred / math.sqrt(2)).to(dtype)
+
+
+def turned_on(
+    x: Float[Tensor, "b h f *e"], angle: Float[Tensor, "b h m"]
+) -> Float[Tensor, "b h f *e"]:
+    """Sums over keys that began at 0 as if they had begun at an angle: their clocks turned on."""
+    m = angle.shape[-1]
+    centre, *hands = x.unflatten(2, (1 + 2 * m, -1)).unbind(2)
+    shaped = angle.to(x.dtype).reshape(*angle.shape, *[1] * (centre.ndim - 2))
+    cos, sin = shaped.cos(), shaped.sin()
+    turned = [centre]
+    for i in range(m):
+        c, s = hands[2 * i], hands[2 * i + 1]
+        turned += [c * cos[:, :, i] - s * sin[:, :, i], s * cos[:, :, i] + c * sin[:, :, i]]
+    return torch.stack(turned, dim=2).flatten(2, 3)
+
+
+def _exact(x: Tensor) -> torch.dtype:
+    """Double precision, which MPS does not have."""
+    return torch.float32 if x.device.type == "mps" else torch.float64
