@@ -12,6 +12,7 @@ from leap.ops.linear import (
     causal_proportional_attention,
     causal_travelled_attention,
     linear_attention,
+    two_way_linear_attention,
 )
 from leap.ops.softmax import SoftmaxState, causal_softmax_attention, softmax_attention
 from leap.ops.staircase import staircase_linear_attention
@@ -35,4 +36,5 @@ __all__ = [
     "save_states",
     "softmax_attention",
     "staircase_linear_attention",
+    "two_way_linear_attention",
 ]

@@ -20,6 +20,7 @@ Axes: b batch, h heads, t tokens, m clocks, f features, r = 1 + 2m.
 """
 
 import math
+from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Float
@@ -27,9 +28,47 @@ from torch import Tensor
 
 from leap.errors import InputError
 from leap.ops.checks import shape
-from leap.ops.state import mask_tokens
+from leap.ops.state import Recurrent, count_tokens, mask_tokens, state
 
 TURN = 2 * math.pi
+
+
+@state
+class ClockState(Recurrent):
+    """How far tokens have travelled that are not read themselves: queries of another sequence."""
+
+    angle: Float[Tensor, "b h m"]
+
+    @classmethod
+    def empty(cls, turn: Float[Tensor, "b h t m"]) -> "ClockState":
+        """Before the first token, for steps like these."""
+        b, h, _, m = turn.shape
+        return cls(
+            turn.new_zeros(b, h, m, dtype=_exact(turn)),
+            length=torch.zeros(b, dtype=torch.long, device=turn.device),
+        )
+
+    def advance(
+        self,
+        *,
+        turn: Float[Tensor, "b h t m"],
+        key_mask: Bool[Tensor, "b t"] | Bool[Tensor, "b 1 t"] | None = None,
+    ) -> "ClockState":
+        """The state after tokens that turn clocks so far, pads not counted."""
+        _, angle = travelled(turn, self.angle, key_mask)
+        length = self.length + count_tokens(turn, key_mask)
+        after = replace(self, angle=angle, length=length, trail=None)
+        if self.trail is None:
+            return after
+        if key_mask is None:
+            key_mask = torch.ones(len(turn), turn.shape[2], dtype=torch.bool, device=turn.device)
+        mask = key_mask if key_mask.ndim == 3 else key_mask.unsqueeze(1)
+        return after.after(self, turn=turn, key_mask=mask)
+
+    def merge(self, later: "ClockState") -> "ClockState":
+        """The state after A then B, from the state after A and the one after B alone."""
+        _, angle = travelled(later.angle.unsqueeze(2), self.angle)
+        return replace(self, angle=angle, length=self.length + later.length, trail=None)
 
 
 def travelled(

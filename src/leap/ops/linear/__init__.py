@@ -16,6 +16,7 @@ One call is answered by one of several versions, chosen by what it is given:
     reference   the formula, for the tests              step     one token more
     square      all scores at once, for short texts     chunked  causal, in O(t)
     gated       chunked, with a gate for each feature   whole    every query sees every key, in O(t)
+    two_way     every query sees every key, and scores fade with distance, in O(t)
 
 Axes: b batch, h heads, t tokens (n of the source), f features, e values, r rank.
 """
@@ -32,7 +33,7 @@ from torch import Tensor
 from leap.errors import InputError
 from leap.ops.checks import check_axes, check_floating, check_key_mask, check_same, shape
 from leap.ops.features import cosine
-from leap.ops.linear import chunked, square, step, whole
+from leap.ops.linear import chunked, square, step, two_way, whole
 from leap.ops.linear.gated import LOWEST, gated_attend
 from leap.ops.linear.parts import (
     Tokens,
@@ -63,6 +64,7 @@ __all__ = [
     "linear_attention",
     "linear_attention_reference",
     "staircase_linear_attention_reference",
+    "two_way_linear_attention",
 ]
 
 CHUNK_SIZE = 64
@@ -120,6 +122,49 @@ def read_and_attend(
         q, k, v, tokens.x, tokens.y, mask, precision(tokens), normalise, eps
     )
     return o, LinearState(kv=kv, k=k_sum, length=_lengths(v, key_mask))
+
+
+def two_way_linear_attention(
+    q: Float[Tensor, "b h t f"],
+    k: Float[Tensor, "b h t f"],
+    v: Float[Tensor, "b h t e"],
+    *,
+    log_gate: Float[Tensor, "b h t"] | None = None,
+    fade: Sequence[float] | None = None,
+    reweighting: Reweighting | None = None,
+    key_mask: Bool[Tensor, "b t"] | None = None,
+    normalise: bool = True,
+    chunk_size: int | None = None,
+    eps: float = 1e-6,
+) -> Float[Tensor, "b h t e"]:
+    """Attend from every token to every token, by scores that fade with the distance between them.
+
+    Args:
+        q, k, v, reweighting, key_mask, normalise, eps: as in `linear_attention`.
+        log_gate: logs of gates, per head: what lies between two tokens fades both ways alike.
+        fade: the same as a constant of each head.
+        chunk_size: as in `causal_linear_attention`.
+    """
+    tokens = check_inputs(q, k, v, key_mask, reweighting)
+    check_same("b h t", k=k, q=q, log_gate=log_gate)
+    rate = None if fade is None else _checked_fade(fade, q)
+    gates = _gates(log_gate, rate, tokens, key_mask).squeeze(-1)
+
+    def causally(tokens: Tokens, log_gate: Tensor) -> Tensor:
+        return _attend(
+            tokens,
+            None,
+            key_mask=None,
+            log_gate=log_gate,
+            fade=None,
+            normalise=False,
+            chunk_size=chunk_size,
+            eps=eps,
+        )[0]
+
+    tokens = without_pads(tokens, key_mask)
+    o = two_way.attend(tokens, gates, causally, normalise=normalise, eps=eps)
+    return o.to(v.dtype)
 
 
 def causal_linear_attention(
