@@ -6,6 +6,7 @@ packed, or padded. Which op suits which task: docs/guides/ops.md.
 """
 
 from leap.ops.additive import FocusState, WindowState, additive_attention, additive_pool
+from leap.ops.delta import DeltaState, causal_delta_attention
 from leap.ops.linear import (
     LinearState,
     causal_linear_attention,
@@ -19,6 +20,7 @@ from leap.ops.staircase import staircase_linear_attention
 from leap.ops.state import State, load_state, load_states, save_states
 
 __all__ = [
+    "DeltaState",
     "FocusState",
     "LinearState",
     "SoftmaxState",
@@ -26,6 +28,7 @@ __all__ = [
     "WindowState",
     "additive_attention",
     "additive_pool",
+    "causal_delta_attention",
     "causal_linear_attention",
     "causal_proportional_attention",
     "causal_softmax_attention",
