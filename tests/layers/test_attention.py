@@ -12,6 +12,7 @@ from leap.errors import ConfigError, InputError
 from leap.layers import (
     FORMULATIONS,
     FastformerAttention,
+    GatedDeltaAttention,
     LeapAttention,
     LeapformerAttention,
     SoftmaxAttention,
@@ -41,6 +42,8 @@ CAUSAL = {
     "gate-channel": (LeapformerAttention, {"gate": "channel", "feature": "cubic"}),
     "alibi": (LeapformerAttention, {"alibi": True}),
     "alibi-gate": (LeapformerAttention, {"alibi": True, "gate": "channel", "rotary": True}),
+    "gated-delta": (GatedDeltaAttention, {}),
+    "gated-delta-wide-values": (GatedDeltaAttention, {"value_width": 5, "bias": False}),
     "softmax": (SoftmaxAttention, {}),
     "softmax-rotary": (SoftmaxAttention, {"rotary": True}),
     "softmax-alibi": (SoftmaxAttention, {"alibi": True}),
@@ -265,9 +268,10 @@ def test_gradients_are_those_of_finite_differences(any_layer, make_tokens):
 COMPILE = """
 import torch
 from torch.testing import assert_close
-from leap.layers import LeapAttention, LeapformerAttention
+from leap.layers import GatedDeltaAttention, LeapAttention, LeapformerAttention
 
-for layer in (LeapformerAttention(12, 3), LeapAttention(12, 3, window=4)):
+layers = LeapformerAttention(12, 3), LeapAttention(12, 3, window=4), GatedDeltaAttention(12, 3)
+for layer in layers:
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     step = torch.compile(layer.step, fullgraph=True, backend="aot_eager")
     x = torch.randn(2, 9, 12)

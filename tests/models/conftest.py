@@ -15,6 +15,8 @@ KINDS = {
     "leapformer-norm": {"normaliser": "norm"},
     "cosformer": {"attention": "cosformer"},
     "linear": {"attention": "linear", "feature": "elu_plus_one"},
+    "gated-delta": {"attention": "gated-delta", "position_embedding": "none"},
+    "gated-delta-hybrid": {"attention": ["gated-delta", "softmax"]},
     "softmax": {"attention": "softmax"},
     "softmax-rotary": {"attention": "softmax", "position_embedding": "rotary"},
     "hybrid": {

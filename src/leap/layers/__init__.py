@@ -6,6 +6,7 @@ Every layer is called in one way, `layer(x, state=None) -> (y, state)`, see `lea
 from leap.layers.additive import FORMULATIONS, FastformerState, Focus, LeapAttention
 from leap.layers.attention import Attention
 from leap.layers.block import Block, FeedForward
+from leap.layers.delta import DecayGate, GatedDeltaAttention
 from leap.layers.dropout import Dropout
 from leap.layers.fastformer import FastformerAttention
 from leap.layers.leapformer import LeapformerAttention
@@ -16,12 +17,14 @@ __all__ = [
     "FORMULATIONS",
     "Attention",
     "Block",
+    "DecayGate",
     "Dropout",
     "FastformerAttention",
     "FastformerState",
     "FeedForward",
     "FixedProportion",
     "Focus",
+    "GatedDeltaAttention",
     "LeapAttention",
     "LeapformerAttention",
     "LearnedProportion",

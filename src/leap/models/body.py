@@ -18,7 +18,7 @@ from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from leap.errors import InputError
-from leap.layers import Block, Dropout, LeapAttention, LearnedProportion
+from leap.layers import Block, DecayGate, Dropout, LeapAttention, LearnedProportion
 from leap.layers.attention import Form, token_positions
 from leap.layers.proportion import HeadLinear
 from leap.models.adaptive import AdaptiveEmbedding
@@ -74,6 +74,9 @@ class LeapformerPreTrainedModel(PreTrainedModel):
                     bound = inner.weight.shape[1] ** -0.5
                     init.uniform_(inner.weight, -bound, bound)
                     init.uniform_(inner.bias, -bound, bound)
+        elif isinstance(module, DecayGate):
+            for name, values in module.initial_values().items():
+                init.copy_(module.get_parameter(name), values)
         elif isinstance(module, LeapAttention):
             for name in module.formulation.vectors:
                 init.normal_(module.get_parameter(name), std=self.config.initializer_range)

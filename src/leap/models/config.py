@@ -213,12 +213,12 @@ class LeapformerConfig(PreTrainedConfig):
             )
 
     def _check_positions(self) -> None:
-        if self.position_embedding == "rotary" and not any(
-            ATTENTIONS[name].rotary for name in self.attentions
-        ):
+        given = self.position_embedding
+        needs = {"rotary": "queries and keys to turn", "alibi": "scores that fade at a fixed rate"}
+        if given in needs and not any(getattr(ATTENTIONS[name], given) for name in self.attentions):
             raise ConfigError(
-                f"position_embedding='rotary' turns queries and keys, and attention="
-                f"{self.attention!r} does not match them; use 'learned', 'sinusoidal' or 'none'"
+                f"position_embedding={given!r} needs {needs[given]}, and attention="
+                f"{self.attention!r} has none; use 'learned', 'sinusoidal' or 'none'"
             )
 
 

@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
 from leap.errors import ConfigError
-from leap.layers import Attention, LeapAttention, LeapformerAttention, SoftmaxAttention
+from leap.layers import (
+    Attention,
+    GatedDeltaAttention,
+    LeapAttention,
+    LeapformerAttention,
+    SoftmaxAttention,
+)
 from leap.layers.attention import Form
 from leap.layers.efficient import EFFICIENT
 
@@ -31,6 +37,8 @@ class Mechanism:
     """What it can be used as."""
     rotary: bool = True
     """Whether it matches queries with keys, which positions can turn."""
+    alibi: bool = True
+    """Whether it can fade with distance at a fixed rate."""
     layer_type: str = "linear_attention"
     """What Hugging Face calls a layer of this kind."""
 
@@ -104,6 +112,12 @@ def _leap(config: "LeapformerConfig", layer: int, form: Form, **options: Any) ->
     return LeapAttention(config.hidden_size, config.n_heads, **given | options)
 
 
+def _gated_delta(
+    config: "LeapformerConfig", _layer: int, _form: Form, **options: Any
+) -> GatedDeltaAttention:
+    return GatedDeltaAttention(config.hidden_size, config.n_heads, **_common(config) | options)
+
+
 def _softmax(
     config: "LeapformerConfig", _layer: int, form: Form, **options: Any
 ) -> SoftmaxAttention:
@@ -144,6 +158,8 @@ ATTENTIONS: dict[str, Mechanism] = {
     # As in RoFormer, equation 19; LeaPformer's authors turn half of a head, and scale queries down.
     "rope-linear": Mechanism(_linear(feature="elu_plus_one", rotary=True)),
     "leap": Mechanism(_leap, forms=("causal", "bidirectional"), rotary=False),
+    # It learns how fast to forget.
+    "gated-delta": Mechanism(_gated_delta, forms=("causal",), rotary=False, alibi=False),
     **{name: _encoder(kind) for name, kind in EFFICIENT.items()},
     "softmax": Mechanism(_softmax, layer_type="full_attention"),
 }

@@ -4,6 +4,7 @@ from typing import Any
 
 from leap.errors import ConfigError
 from leap.models.config import LeapConfig, LeapformerConfig
+from leap.models.mechanisms import ATTENTIONS
 
 WIKITEXT_103 = {
     # The decoder of Baevski and Auli on WikiText-103, with LeaPformer's attention.
@@ -45,8 +46,14 @@ def preset(name: str, **changes: Any) -> LeapformerConfig:
     if "adaptive_cutoffs" in base and "vocab_size" in changes:
         cutoffs = [cut for cut in base["adaptive_cutoffs"] if cut < changes["vocab_size"]]
         base = base | {"adaptive_cutoffs": cutoffs or None}
-    if changes.get("attention") != "leap":
-        return LeapformerConfig(**base | changes)
-    if base.get("position_embedding") == "rotary":  # LEAP has nothing to turn, but windows.
+    attention = changes.get("attention", LeapformerConfig.attention)
+    if base.get("position_embedding") == "rotary" and not _can_turn(attention):
         base = base | {"position_embedding": "none"}
-    return LeapConfig(**base | changes)
+    kind = LeapConfig if attention == "leap" else LeapformerConfig
+    return kind(**base | changes)
+
+
+def _can_turn(attention: str | list[str]) -> bool:
+    """Whether any layer has what rotary positions turn; LEAP has windows, the delta rule a gate."""
+    names = [attention] if isinstance(attention, str) else attention
+    return any(name in ATTENTIONS and ATTENTIONS[name].rotary for name in names)

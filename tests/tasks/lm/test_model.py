@@ -38,6 +38,8 @@ def copied(trained, tmp_path):
         ("linear", LeapformerForCausalLM),
         ("softmax", LeapformerForCausalLM),
         ("leap", LeapForCausalLM),
+        ("gated-delta", LeapformerForCausalLM),
+        ("gated-delta,softmax", LeapformerForCausalLM),
         ("leap,leapformer", LeapformerForCausalLM),
         ("gpt2", GPT2LMHeadModel),
     ],
@@ -59,6 +61,17 @@ def test_the_tokenizer_sets_the_vocabulary_and_the_end():
 def test_attentions_take_turns():
     config = build(attention="leap,leapformer", n_layer=3).config
     assert config.attentions == ["leap", "leapformer", "leap"]
+
+
+def test_positions_are_what_the_attention_can_use():
+    expected = {"leapformer": "alibi", "gated-delta": "none", "gated-delta,leapformer": "alibi"}
+    for attention, positions in expected.items():
+        assert build(attention=attention).config.position_embedding == positions
+    assert build(preset="350m", attention="gated-delta").config.position_embedding == "none"
+    with pytest.raises(
+        ConfigError, match=r"'alibi' needs scores that fade.*'gated-delta' has none"
+    ):
+        build(attention="gated-delta", position_embedding="alibi")
 
 
 def test_windows_double_or_are_as_given():
@@ -102,7 +115,9 @@ def test_presets_give_sizes_that_can_be_overruled():
         build(preset="teeny")
 
 
-@pytest.mark.parametrize("attention", ["leapformer", "leap", "leap,leapformer", "gpt2"])
+@pytest.mark.parametrize(
+    "attention", ["leapformer", "leap", "leap,leapformer", "gated-delta", "gpt2"]
+)
 @pytest.mark.parametrize("vocab_size", [257, 32100])
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_makes_a_model_with_any_vocabulary(preset, vocab_size, attention, monkeypatch):

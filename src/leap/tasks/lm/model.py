@@ -17,6 +17,7 @@ from transformers import (
 
 from leap.errors import ConfigError, FileError, LeapError
 from leap.models import (
+    ATTENTIONS,
     LeapConfig,
     LeapForCausalLM,
     LeapformerConfig,
@@ -40,8 +41,8 @@ class SizeConfig:
 
     position_embedding: PositionEmbedding | None = None
     """How positions are known; without learned ones, texts may be of any length. Unless a preset
-    says otherwise, alibi for LeaPformer and other linear attentions, learned for the rest, and for
-    gpt2 always."""
+    says otherwise, alibi for LeaPformer and other linear attentions, none for gated-delta, learned
+    for the rest, and for gpt2 always."""
     preset: str | None = None
     """Sizes by name, see leap lm presets; those given here as well go before it."""
     hidden_size: int | None = None
@@ -59,8 +60,8 @@ class MechanismConfig:
     """What models to be compared differ in."""
 
     attention: str = "leapformer"
-    """Attention: leapformer, leap, cosformer, linear, softmax; gpt2 for Hugging Face's GPT-2; or
-    several with commas, one a layer, over and over (leap,leapformer)."""
+    """Attention: leapformer, leap, cosformer, linear, gated-delta, softmax; gpt2 for Hugging Face's
+    GPT-2; or several with commas, one a layer, over and over (leap,leapformer)."""
     formulation: str | None = None
     """Formulation of LEAP layers: leap-mixed, leap-1.0, leap-0.1, leap-elu, additive, fastformer;
     by default the first, which did best."""
@@ -101,7 +102,9 @@ def build_config(config: ModelConfig, tokenizer: TextTokenizer, length: int) -> 
     changes["attention"] = attentions[0] if len(set(attentions)) == 1 else attentions
     if config.preset is None and not {"leap", "softmax"} & set(attentions):
         # Each head has a reach of its own then, which matters more than how scores are weighed.
-        changes.setdefault("position_embedding", "alibi")
+        # Where each learns its reach, there is nothing to add.
+        fades = any(name in ATTENTIONS and ATTENTIONS[name].alibi for name in attentions)
+        changes.setdefault("position_embedding", "alibi" if fades else "none")
     if "leap" in attentions:
         changes["window_sizes"] = windows(config.windows, n_layer)
         if config.formulation is not None:
