@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.testing import assert_close
 
 from leap.errors import ConfigError
@@ -73,6 +74,31 @@ def test_a_window_is_the_same_whole_and_in_pieces_and_bounds_the_state(make_toke
 def test_a_window_is_for_the_source_and_shows_something(form, window):
     with pytest.raises(ConfigError, match="a window is for form='cross', of 1 or more"):
         build(form=form, window=window)
+
+
+def test_a_gate_is_the_forgetting_transformer(make_tokens, assert_same):
+    layer, x = build(gate="head"), make_tokens(LENGTH)
+    torch.nn.init.normal_(layer.gate.last.weight)
+    total = F.logsigmoid(layer.gate.net(x)).transpose(1, 2).cumsum(-1)
+    q, k, v = (layer.split(proj(x)) for proj in (layer.q_proj, layer.k_proj, layer.v_proj))
+    scores = q @ k.mT / 2 + total.unsqueeze(-1) - total.unsqueeze(-2)
+    weights = scores.masked_fill(torch.ones(LENGTH, LENGTH).tril() == 0, -math.inf).softmax(-1)
+    assert_same(layer(x)[0], layer.o_proj(layer.join(weights @ v)), layer, x)
+    assert_close(layer.weights(x), weights)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gate": "channel"}, r"gate='channel'.*use gate='head'"),
+        ({"gate": "head", "form": "bidirectional"}, r"gate='head'.*use it with form='causal'"),
+        ({"gate": "head", "form": "cross"}, r"gate='head'.*use it with form='causal'"),
+    ],
+)
+@pytest.mark.usefixtures("shapes_unchecked")
+def test_gates_that_do_not_fit_are_named(options, message):
+    with pytest.raises(ConfigError, match=message):
+        build(**options)
 
 
 def test_positions_may_be_given(make_tokens):

@@ -86,9 +86,9 @@ def leap_output(layer, x, name, weights):
     focus = layer.focus(x)
     v = values(layer, x)
     if name == "fastformer":
-        queries = layer.norm(layer.heads(x, "q"))
+        queries = layer.norm(layer.split(layer.q_proj(x)))
         mean_query = additive_attention_reference(focus.query_logits, queries, layer.window)
-        return layer.join((weights @ layer.norm(mean_query * layer.heads(x, "k"))) * v)
+        return layer.join((weights @ layer.norm(mean_query * layer.split(layer.k_proj(x)))) * v)
     taken = weights @ (layer.norm(v) if name == "leap-1.0" else v)
     if focus.gate is None:
         return layer.join(taken)

@@ -12,6 +12,7 @@ KINDS = {
     "leapformer-none": {"position_embedding": "none"},
     "leapformer-alibi": {"position_embedding": "alibi"},
     "leapformer-gated": {"gate": "head"},
+    "leapformer-convolved": {"gate": "channel", "convolution": 4},
     "leapformer-norm": {"normaliser": "norm"},
     "cosformer": {"attention": "cosformer"},
     "linear": {"attention": "linear", "feature": "elu_plus_one"},
@@ -19,6 +20,7 @@ KINDS = {
     "gated-delta-hybrid": {"attention": ["gated-delta", "softmax"]},
     "softmax": {"attention": "softmax"},
     "softmax-rotary": {"attention": "softmax", "position_embedding": "rotary"},
+    "softmax-gated": {"attention": "softmax", "gate": "head", "convolution": 4},
     "hybrid": {
         "attention": ["leap", "leapformer", "softmax"],
         "window_sizes": [4, None, None],
@@ -29,6 +31,7 @@ KINDS = {
     "leap-0.1": {"leap": True, "formulation": "leap-0.1"},
     "leap-elu": {"leap": True, "formulation": "leap-elu"},
     "leap-fastformer": {"leap": True, "formulation": "fastformer"},
+    "leap-convolved": {"leap": True, "convolution": 3},
     "leap-global": {"leap": True, "use_local_att": False},
 }
 

@@ -223,6 +223,117 @@ def test_a_state_is_saved_and_loaded(tmp_path):
     assert_close(loaded.tensors(), state.tensors())
 
 
+# Gates
+
+
+def make_gate(t=LENGTH, *, seed=5):
+    options = {"dtype": torch.double, "generator": torch.Generator().manual_seed(seed)}
+    return (-2 * torch.rand(2, 3, t, **options)).requires_grad_()
+
+
+def forgetting(q, k, v, log_gate):
+    """The Forgetting Transformer's formula: what is gone between a key and a query, off scores."""
+    total = log_gate.cumsum(-1)
+    bias = total.unsqueeze(-1) - total.unsqueeze(-2)
+    scores = q @ k.mT / math.sqrt(q.shape[-1]) + bias
+    hidden = causal_sight(q.shape[2]) == 0
+    return scores.masked_fill(hidden, -math.inf).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("t", range(1, 10))
+def test_gates_agree_with_the_definition(t):
+    qkv, gate = make_qkv(t), make_gate(t)
+    actual, state = causal_softmax_attention(*qkv, log_gate=gate)
+    assert_same_with_gradients(actual, forgetting(*qkv, gate), (*qkv, gate))
+    assert_close(state.log_gate, gate)
+
+
+def test_gates_of_one_forget_nothing_and_those_of_alibi_are_slopes():
+    qkv = make_qkv()
+    plain, _ = causal_softmax_attention(*qkv)
+    ones, _ = causal_softmax_attention(*qkv, log_gate=torch.zeros(2, 3, LENGTH).double())
+    assert_close(ones, plain)
+    slopes = torch.tensor([0.5, 0.1, 0.02])
+    faded, _ = causal_softmax_attention(*qkv, slopes=slopes)
+    gate = -slopes.double()[None, :, None].expand(2, 3, LENGTH)
+    assert_close(causal_softmax_attention(*qkv, log_gate=gate)[0], faded, rtol=1e-6, atol=1e-6)
+    both, _ = causal_softmax_attention(*qkv, slopes=slopes, log_gate=gate)
+    twice, _ = causal_softmax_attention(*qkv, slopes=2 * slopes)
+    assert_close(both, twice, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("cut", range(LENGTH + 1))
+def test_a_gated_sequence_can_be_cut_anywhere_and_its_halves_merged(cut, masked):
+    inputs = (*make_qkv(), make_gate())
+    mask = torch.tensor([[0, 0, 1, 1, 0, 1, 1, 1, 1], [1, 0, 1, 1, 0, 0, 1, 0, 0]]).bool()
+    masks = (mask, mask[:, :cut], mask[:, cut:]) if masked else (None, None, None)
+
+    def attend(q, k, v, gate, state=None, *, key_mask):
+        return causal_softmax_attention(q, k, v, state, log_gate=gate, key_mask=key_mask)
+
+    whole, final = attend(*inputs, key_mask=masks[0])
+    head, state = attend(*(x[:, :, :cut] for x in inputs), key_mask=masks[1])
+    later = tuple(x[:, :, cut:] for x in inputs)
+    tail, resumed = attend(*later, state, key_mask=masks[2])
+    assert_same_with_gradients(torch.cat([head, tail], dim=2), whole, inputs)
+    assert_close(resumed.tensors(), final.tensors())
+    _, apart = attend(*later, key_mask=masks[2])
+    assert_close(state.merge(apart).tensors(), final.tensors())
+    assert_close(resumed.rollback(LENGTH - cut).tensors(), state.tensors())
+
+
+def test_gates_of_pads_count_for_nothing():
+    inputs = (*make_qkv(), make_gate())
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 1], [1, 0, 1, 1, 0, 0, 1, 0, 0]]).bool()
+    q, k, v, gate = inputs
+    padded, state = causal_softmax_attention(q, k, v, log_gate=gate, key_mask=mask)
+    _, other = causal_softmax_attention(
+        q, k, v, log_gate=gate.masked_fill(~mask[:, None], torch.nan), key_mask=mask
+    )
+    assert_close(other.tensors(), state.tensors())
+    for row in range(2):
+        alone = forgetting(*(x[row : row + 1, :, mask[row]] for x in inputs))
+        assert_same_with_gradients(padded[row : row + 1, :, mask[row]], alone, inputs)
+
+
+def test_gated_packed_sequences_are_as_if_alone():
+    q, k, v, gate = (x[:1] for x in (*make_qkv(), make_gate()))
+    bounds = torch.tensor([0, 3, 4, 9, 9])
+    packed, state = causal_softmax_attention(q, k, v, log_gate=gate, cu_seqlens=bounds)
+    again, _ = causal_softmax_attention(q, k, v, state, log_gate=gate, cu_seqlens=bounds)
+    for start, end in pairwise(bounds):
+        qkv, g = [x[:, :, start:end] for x in (q, k, v)], gate[:, :, start:end]
+        alone, past = causal_softmax_attention(*qkv, log_gate=g)
+        assert_close(packed[:, :, start:end], alone)
+        twice, _ = causal_softmax_attention(*qkv, past, log_gate=g)
+        assert_close(again[:, :, start:end], twice)
+
+
+def test_a_gated_state_keeps_its_last_tokens_and_is_saved(tmp_path):
+    qkv, gate = make_qkv(), make_gate()
+    _, state = causal_softmax_attention(*qkv, log_gate=gate)
+    assert_close(state.last(3).log_gate, gate[:, :, -3:])
+    state.save(tmp_path / "state")
+    assert_close(load_state(tmp_path / "state").tensors(), state.tensors())
+    for given, message in ((None, "made with gates, and now none"), (gate, "no gates, and now")):
+        past = state if given is None else causal_softmax_attention(*qkv)[1]
+        with pytest.raises(InputError, match=message):
+            causal_softmax_attention(*qkv, past, log_gate=given)
+
+
+def test_long_gated_texts_keep_single_precision():
+    random = torch.Generator().manual_seed(0)
+    qkv = [torch.randn(1, 2, 2000, 8, generator=random) for _ in "qkv"]
+    gate = torch.nn.functional.logsigmoid(3 + torch.randn(1, 2, 2000, generator=random))
+    o, _ = causal_softmax_attention(*qkv, log_gate=gate)
+    expected, _ = causal_softmax_attention(*(x.double() for x in qkv), log_gate=gate.double())
+    assert_close(o.double(), expected, rtol=1e-4, atol=1e-4)
+    half, _ = causal_softmax_attention(*(x.bfloat16() for x in qkv), log_gate=gate.bfloat16())
+    assert half.dtype == torch.bfloat16
+    assert_close(half.double(), expected, rtol=0.1, atol=0.1)
+
+
 @pytest.mark.parametrize("dtype", [torch.half, torch.bfloat16], ids=str)
 def test_half_precision_keeps_its_dtype(dtype):
     qkv = tuple(x.to(dtype) for x in make_qkv())

@@ -30,7 +30,7 @@ Axes: b batch, h heads, t tokens, d hidden size, w width of a head.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -49,12 +49,14 @@ from leap.layers.attention import (
     one_of,
     token_positions,
 )
+from leap.layers.convolution import ConvolvedState, short_convolution
 from leap.ops.additive import (
     FocusState,
     WindowState,
     additive_attention,
     surrounding_attention,
 )
+from leap.ops.convolution import TapState
 from leap.ops.state import Recurrent, State, accumulator, state
 
 NORM_EPS = 1e-6
@@ -116,6 +118,7 @@ class LeapAttention(Attention):
         alibi: lower the focus of tokens with their distance, in each head at a rate of its own.
         bias: of the projections.
         dropout: share of the attended values to drop.
+        convolution: taps of a convolution over projections, in the causal form; usually 4.
     """
 
     def __init__(
@@ -130,6 +133,7 @@ class LeapAttention(Attention):
         alibi: bool = False,
         bias: bool = False,
         dropout: float = 0.0,
+        convolution: int | None = None,
     ) -> None:
         super().__init__(hidden_size, n_head)
         if window is not None and window < 1:
@@ -153,7 +157,9 @@ class LeapAttention(Attention):
                 )
         w = self.head_width
         self.tau = 1 / math.sqrt(w) if self.rescale is None else self.rescale / w
-        for name in self.formulation.projections:
+        names = self.formulation.projections
+        self.convolution = short_convolution(convolution, len(names) * hidden_size, form)
+        for name in names:
             self.add_module(f"{name}_proj", nn.Linear(hidden_size, hidden_size, bias=bias))
         for name in self.formulation.vectors:
             self.register_parameter(name, nn.Parameter(torch.empty(n_head, self.head_width)))
@@ -234,9 +240,34 @@ class LeapAttention(Attention):
                 "LeapAttention(form='bidirectional') sees whole sequences and goes on from no "
                 "state; use form='causal' to read on"
             )
-        past = self.check_state(state, self.formulation.state_kind(self.window), x, cu_seqlens)
+        past, taps = state, None
+        if self.convolution is not None:
+            both = self.check_state(state, ConvolvedState, x, cu_seqlens)
+            past, taps = (None, None) if both is None else (both.inner, both.taps)
+        past = self.check_state(past, self.formulation.state_kind(self.window), x, cu_seqlens)
+        heads, taps = self._heads(x, taps, key_mask, cu_seqlens)
         mean = self._mean(x, past, key_mask, cu_seqlens, positions)
-        return self.formulation.attend(self, x, past, mean)
+        y, after, focus = self.formulation.attend(self, x, heads, past, mean)
+        if taps is not None and after is not None:
+            after = ConvolvedState.of(taps, after)
+        return y, after, focus
+
+    def _heads(
+        self,
+        x: Tensor,
+        past: TapState | None,
+        key_mask: Tensor | None,
+        cu_seqlens: Tensor | None,
+    ) -> tuple["Heads", TapState | None]:
+        """The projections of x, convolved if this layer does that; and the convolution's state."""
+        names, after = self.formulation.projections, None
+        parts = [self.get_submodule(f"{name}_proj")(x) for name in names]
+        if self.convolution is not None:
+            y, after = self.convolution(
+                torch.cat(parts, dim=-1), past, key_mask=key_mask, cu_seqlens=cu_seqlens
+            )
+            parts = y.chunk(len(names), dim=-1)
+        return dict(zip(names, map(self.split, parts), strict=True)), after
 
     def _mean(
         self,
@@ -264,10 +295,6 @@ class LeapAttention(Attention):
         lift = slopes[:, None] * positions[:, None]
         return lambda focus, v, state=None: mean(focus + lift, v, state)
 
-    def heads(self, x: Float[Tensor, "b t d"], name: str) -> Float[Tensor, "b h t w"]:
-        """One of the projections of x."""
-        return self.split(self.get_submodule(f"{name}_proj")(x))
-
     def vector(self, name: str) -> Float[Tensor, "1 h 1 w"]:
         """A learned score vector for each head."""
         return self.get_parameter(name)[None, :, None]
@@ -292,35 +319,38 @@ class LeapAttention(Attention):
 
 
 Attended = tuple[Tensor, Recurrent | None, Focus]
+Heads = Mapping[str, Tensor]
+"""The projections of x, `[b, h, t, w]`, by their first letters."""
 Mean = Callable[..., tuple[Tensor, Any]]
 
 
-def additive(layer: LeapAttention, x: Tensor, past: Any, mean: Mean) -> Attended:
+def additive(layer: LeapAttention, x: Tensor, heads: Heads, past: Any, mean: Mean) -> Attended:
     """The README's equations 1 to 15, on projected tokens so that each head has its own view."""
-    v = layer.heads(x, "v")
+    v = heads["v"]
     logits = layer.match(v, layer.vector("u"))
     y, after = mean(logits, v, past)
     return y, after, Focus(logits)
 
 
-def leap_0_1(layer: LeapAttention, x: Tensor, past: Any, mean: Mean) -> Attended:
+def leap_0_1(layer: LeapAttention, x: Tensor, heads: Heads, past: Any, mean: Mean) -> Attended:
     """Version 0.1.1: a token's own query and key make its focus, and a gate every feature."""
-    q, k, v = (layer.heads(x, name) for name in "qkv")
+    q, k, v = (heads[name] for name in "qkv")
     logits = layer.match(layer.norm(q), layer.norm(k))
     y, after = mean(logits, v, past)
-    gate = layer.heads(x, "g").sigmoid()
+    gate = heads["g"].sigmoid()
     return gate * y, after, Focus(logits, gate)
 
 
 def leap_1_0(
     layer: LeapAttention,
     x: Tensor,
+    heads: Heads,
     past: Any,
     mean: Mean,
     log_weight: Callable[[Tensor], Tensor] = lambda logits: logits,
 ) -> Attended:
     """Version 1.0.1: the mean key, held against the query, says how much of the mean value."""
-    q, f, k, v = (layer.norm(layer.heads(x, name)) for name in "qfkv")
+    q, f, k, v = (layer.norm(heads[name]) for name in "qfkv")
     logits = log_weight(layer.match(f, k))
     means, after = mean(logits, torch.cat([k, v], dim=-1).to(x.dtype), past)
     mean_k, mean_v = means.chunk(2, dim=-1)
@@ -333,10 +363,10 @@ def log_elu_plus_one(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
     return x.clamp(max=0) + F.relu(x).log1p()
 
 
-def fastformer(layer: LeapAttention, x: Tensor, past: Any, mean: Mean) -> Attended:
+def fastformer(layer: LeapAttention, x: Tensor, heads: Heads, past: Any, mean: Mean) -> Attended:
     """Causal Fastformer: keys meet the mean query so far, values the mean of what comes of it."""
     query, key = (None, None) if past is None else (past.query, past.key)
-    q, k, v = (layer.heads(x, name) for name in "qkv")
+    q, k, v = (heads[name] for name in "qkv")
     mean_q, query, query_logits = mean_by_vector(layer, q, "q_focus", query, mean)
     met = F.dropout(mean_q, layer.dropout, layer.training) * k
     mean_k, key, logits = mean_by_vector(layer, met, "k_focus", key, mean)
@@ -358,7 +388,7 @@ def mean_by_vector(
 class Formulation:
     """One way to make a layer of the kernel."""
 
-    attend: Callable[[LeapAttention, Tensor, Any, Mean], Attended]
+    attend: Callable[[LeapAttention, Tensor, Heads, Any, Mean], Attended]
     projections: str
     """First letters of the projections of x that it needs."""
     vectors: tuple[str, ...] = ()

@@ -21,7 +21,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from leap.errors import ConfigError, InputError
+from leap.layers.convolution import ConvolvedState, short_convolution
 from leap.ops.checks import check_floating, check_key_mask, shape
+from leap.ops.convolution import TapState
 from leap.ops.packing import check_cu_seqlens, run_packed
 from leap.ops.state import Recurrent, State, accumulator
 
@@ -141,10 +143,13 @@ class DotProductAttention(Attention):
     a state reads on, and attends to everything read so far: a source may arrive in pieces, and a
     bidirectional encoder that is fed in chunks is chunk-causal. The same numbers come from one
     call with `visible`, the number of tokens that each query may see.
+
+    In the causal form a convolution may come between projections and attention, see
+    `leap.layers.convolution`; the state is then a `ConvolvedState`.
     """
 
     state_kind: type[Recurrent]
-    """What such a layer keeps of what it has read."""
+    """What such an attention keeps of what it has read."""
 
     def __init__(
         self,
@@ -156,6 +161,7 @@ class DotProductAttention(Attention):
         value_width: int | None,
         bias: bool,
         dropout: float,
+        convolution: int | None,
     ) -> None:
         super().__init__(hidden_size, n_head)
         self.form = one_of("form", form, get_args(Form))
@@ -171,18 +177,23 @@ class DotProductAttention(Attention):
         self.v_proj = nn.Linear(hidden_size, n_head * self.value_width, bias=bias)
         self.o_proj = nn.Linear(n_head * self.value_width, hidden_size, bias=bias)
         self.dropout = dropout
+        n_channel = 2 * hidden_size + n_head * self.value_width
+        self.convolution = short_convolution(convolution, n_channel, form)
 
     @abstractmethod
     def attend_causally(
         self,
         x: Float[Tensor, "b t d"],
+        q: Float[Tensor, "b h t w"],
+        k: Float[Tensor, "b h t w"],
+        v: Float[Tensor, "b h t v"],
         past: Any,
         *,
         key_mask: Bool[Tensor, "b t"] | None,
         positions: Int[Tensor, "b t"] | None,
         cu_seqlens: Int[Tensor, " n"] | None,
     ) -> tuple[Float[Tensor, "b h t v"], Recurrent]:
-        """Read x, each token attending to itself and the past."""
+        """Read x, projected to q, k and v, each token attending to itself and the past."""
 
     @abstractmethod
     def attend_to(
@@ -195,6 +206,7 @@ class DotProductAttention(Attention):
         key_mask: Bool[Tensor, "b s"] | None,
         positions: Int[Tensor, "b t"] | None,
         source_positions: Int[Tensor, "b s"] | None,
+        angles: Float[Tensor, "b h t m"] | None,
     ) -> tuple[Float[Tensor, "b h t v"], Recurrent]:
         """Read the source, then let each token of x attend to everything read."""
 
@@ -208,6 +220,7 @@ class DotProductAttention(Attention):
         key_mask: Bool[Tensor, "b _"] | None = None,
         positions: Int[Tensor, "b t"] | None = None,
         cu_seqlens: Int[Tensor, " n"] | None = None,
+        angles: Float[Tensor, "b h t m"] | None = None,
     ) -> tuple[Float[Tensor, "b t d"], Recurrent]:
         """Attend, as `Attention.forward` says, and further:
 
@@ -217,21 +230,26 @@ class DotProductAttention(Attention):
             visible: how many of the tokens read, pads counted, each of x may see, in the
                 bidirectional and cross forms: a schedule, or the ends of chunks.
             key_mask: true at the real tokens of x, or in the cross form of the source.
+            angles: how far the tokens of x have travelled, as `walk` of a layer that does tells;
+                in the cross form, where x may go on from tokens that are not given again.
         """
         read = source if self.form == "cross" else x
         self._check_form(state, source, visible, cu_seqlens)
         self.check_tokens(x)
         if read is not None:
             self.check_tokens(read, key_mask, name="source" if self.form == "cross" else "x")
-        past = self.check_state(state, self.state_kind, x, cu_seqlens)
+        past, taps = self._unwrapped(state, x, cu_seqlens)
         if cu_seqlens is not None and self.form == "bidirectional":
             return attend_packed(self, x, past, cu_seqlens, key_mask, positions)
 
         at, read_at = self._positions(x, source, past, key_mask, positions, cu_seqlens)
         if self.form == "causal":
+            q, k, v, taps = self._projected(x, taps, key_mask, cu_seqlens)
             o, after = self.attend_causally(
-                x, past, key_mask=key_mask, positions=at, cu_seqlens=cu_seqlens
+                x, q, k, v, past, key_mask=key_mask, positions=at, cu_seqlens=cu_seqlens
             )
+            if taps is not None:
+                after = ConvolvedState.of(taps, after)
         else:
             o, after = self.attend_to(
                 x,
@@ -241,6 +259,7 @@ class DotProductAttention(Attention):
                 key_mask=key_mask,
                 positions=at,
                 source_positions=read_at,
+                angles=angles,
             )
         return self.o_proj(self.join(o)), after
 
@@ -263,18 +282,21 @@ class DotProductAttention(Attention):
         read = x if source is None else source
         self.check_tokens(read, key_mask, name="x" if source is None else "source")
         at, read_at = self._positions(x, source, None, key_mask, positions, None)
-        return self.weigh(x, read, key_mask=key_mask, positions=at, source_positions=read_at)
+        q, k = self.matched(x, read, key_mask)
+        return self.weigh(x, read, q, k, key_mask=key_mask, positions=at, source_positions=read_at)
 
     def weigh(
         self,
         x: Float[Tensor, "b t d"],
         source: Float[Tensor, "b s d"],
+        q: Float[Tensor, "b h t w"],
+        k: Float[Tensor, "b h s w"],
         *,
         key_mask: Bool[Tensor, "b s"] | None,
         positions: Int[Tensor, "b t"] | None,
         source_positions: Int[Tensor, "b s"] | None,
     ) -> Float[Tensor, "b h t s"]:
-        """The weights of the source's tokens; in the causal form the source is x."""
+        """The weights of the source's tokens, from queries and keys; if causal, it is x itself."""
         return super().weights(x)
 
     def shares(
@@ -284,6 +306,7 @@ class DotProductAttention(Attention):
         earlier: Sequence[Any],
         *,
         positions: Int[Tensor, "b t"] | None = None,
+        angles: Float[Tensor, "b h t m"] | None = None,
     ) -> Float[Tensor, "b h t n"]:
         """How much of its weights each token of x has on what was read before, in the cross form.
 
@@ -292,8 +315,48 @@ class DotProductAttention(Attention):
             state: what has been read.
             earlier: n states on the way to it, of which `without_values` is enough.
             positions: of the tokens, for layers that look at them.
+            angles: how far they have travelled, for layers that do.
         """
         raise ConfigError(f"{type(self).__name__} cannot tell how its weights are shared out")
+
+    def matched(
+        self,
+        x: Float[Tensor, "b t d"],
+        source: Float[Tensor, "b s d"],
+        key_mask: Bool[Tensor, "b s"] | None,
+    ) -> tuple[Float[Tensor, "b h t w"], Float[Tensor, "b h s w"]]:
+        """The heads of queries and of keys that are matched with them, at the start."""
+        if self.form == "causal":
+            return self._projected(x, None, key_mask, None)[:2]
+        return self.split(self.q_proj(x)), self.split(self.k_proj(source))
+
+    def _projected(
+        self,
+        x: Tensor,
+        past: TapState | None,
+        key_mask: Tensor | None,
+        cu_seqlens: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor, TapState | None]:
+        """The heads of x, convolved if this layer does that; and the state of the convolution."""
+        parts, after = (self.q_proj(x), self.k_proj(x), self.v_proj(x)), None
+        if self.convolution is not None:
+            y, after = self.convolution(
+                torch.cat(parts, dim=-1), past, key_mask=key_mask, cu_seqlens=cu_seqlens
+            )
+            parts = y.split([part.shape[-1] for part in parts], dim=-1)
+        q, k, v = map(self.split, parts)
+        return q, k, v, after
+
+    def _unwrapped(
+        self, state: State | None, x: Tensor, cu_seqlens: Tensor | None
+    ) -> tuple[Recurrent | None, TapState | None]:
+        """The state of the attention itself, and that of the convolution before it."""
+        if self.convolution is None:
+            return self.check_state(state, self.state_kind, x, cu_seqlens), None
+        both = self.check_state(state, ConvolvedState, x, cu_seqlens)
+        if both is None:
+            return None, None
+        return self.check_state(both.inner, self.state_kind, x, cu_seqlens), both.taps
 
     def _check_form(
         self,

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from leap.errors import ConfigError
 from leap.layers.attention import DotProductAttention, one_hot_values
+from leap.layers.equalise import Learned
 from leap.ops.delta import DeltaState, causal_delta_attention
 from leap.ops.state import accumulator
 
@@ -39,6 +40,7 @@ class GatedDeltaAttention(DotProductAttention):
         bias: of the projections of queries, keys, values and outputs.
         dropout: share of the attended values to drop.
         eps: what the norm adds to mean squares.
+        convolution: taps of a convolution over projections; usually 4.
     """
 
     state_kind = DeltaState
@@ -52,6 +54,7 @@ class GatedDeltaAttention(DotProductAttention):
         bias: bool = True,
         dropout: float = 0.0,
         eps: float = 1e-5,
+        convolution: int | None = None,
     ) -> None:
         super().__init__(
             hidden_size,
@@ -61,6 +64,7 @@ class GatedDeltaAttention(DotProductAttention):
             value_width=value_width,
             bias=bias,
             dropout=dropout,
+            convolution=convolution,
         )
         self.beta_proj = nn.Linear(hidden_size, n_head, bias=False)
         self.gate = DecayGate(hidden_size, n_head)
@@ -70,14 +74,16 @@ class GatedDeltaAttention(DotProductAttention):
     def attend_causally(
         self,
         x: Float[Tensor, "b t d"],
+        q: Float[Tensor, "b h t w"],
+        k: Float[Tensor, "b h t w"],
+        v: Float[Tensor, "b h t v"],
         past: DeltaState | None,
         *,
         key_mask: Bool[Tensor, "b t"] | None,
         positions: Int[Tensor, "b t"] | None,
         cu_seqlens: Int[Tensor, " n"] | None,
     ) -> tuple[Float[Tensor, "b h t v"], DeltaState]:
-        """Read x, each token attending to itself and the past."""
-        q, k, v = (self.split(proj(x)) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        """Read x, projected to q, k and v, each token attending to itself and the past."""
         o, after = self._take(x, q, k, v, past, key_mask=key_mask, cu_seqlens=cu_seqlens)
         o = F.rms_norm(o, o.shape[-1:], eps=self.norm.eps) * self.norm.weight
         o = o.to(x.dtype) * F.silu(self.split(self.output_gate_proj(x)))
@@ -91,17 +97,18 @@ class GatedDeltaAttention(DotProductAttention):
         self,
         x: Float[Tensor, "b t d"],
         source: Float[Tensor, "b s d"],
+        q: Float[Tensor, "b h t w"],
+        k: Float[Tensor, "b h s w"],
         *,
         key_mask: Bool[Tensor, "b s"] | None,
         positions: Int[Tensor, "b t"] | None,
         source_positions: Int[Tensor, "b s"] | None,
     ) -> Float[Tensor, "b h t s"]:
-        """The weights of the tokens of x.
+        """The weights of the tokens of x, from its queries and keys.
 
         What overwrites a value takes it off again, so they may be negative; their magnitudes sum
         to 1, as the norm takes any scale away.
         """
-        q, k = (self.split(proj(x)) for proj in (self.q_proj, self.k_proj))
         o, _ = self._take(x, q, k, one_hot_values(x, self.n_head), None, key_mask=key_mask)
         return o / o.abs().sum(dim=-1, keepdim=True).clamp_min(torch.finfo(o.dtype).tiny)
 
@@ -118,7 +125,9 @@ class GatedDeltaAttention(DotProductAttention):
     ) -> tuple[Tensor, DeltaState]:
         """What each token of x takes of the values so far, in full precision."""
         total = accumulator(x)
-        q, k = (F.normalize(F.silu(each.to(total)), dim=-1, eps=1e-6) for each in (q, k))
+        if self.convolution is None:  # Which ends in SiLU itself.
+            q, k = F.silu(q), F.silu(k)
+        q, k = (F.normalize(each.to(total), dim=-1, eps=1e-6) for each in (q, k))
         beta = self.beta_proj(x).to(total).sigmoid().transpose(1, 2)
         return causal_delta_attention(
             q / math.sqrt(self.head_width),
@@ -132,7 +141,7 @@ class GatedDeltaAttention(DotProductAttention):
         )
 
 
-class DecayGate(nn.Module):
+class DecayGate(Learned):
     """How much of the past each head keeps at each token, as a logarithm.
 
         log a = -e^A softplus(W x + dt)
@@ -140,6 +149,8 @@ class DecayGate(nn.Module):
     Heads begin with rates e^A from 1 to 16 and steps softplus(dt) from 0.001 to 0.1, so that some
     remember for a token or two and some for a thousand.
     """
+
+    part = "gates"
 
     def __init__(self, hidden_size: int, n_head: int) -> None:
         super().__init__()
@@ -162,4 +173,4 @@ class DecayGate(nn.Module):
         """The log of the gates."""
         total = accumulator(x)
         step = F.softplus(self.proj(x).to(total) + self.step_bias.to(total))
-        return (-self.rate_bias.to(total).exp() * step).transpose(1, 2)
+        return self.settled((-self.rate_bias.to(total).exp() * step).transpose(1, 2))

@@ -1,26 +1,38 @@
-"""LeaPformer: linear attention whose scores are re-weighted by learned proportions.
+"""LeaPformer: linear attention whose scores are re-weighted by where tokens stand.
 
-    o_i = sum_j a_ij v_j  /  sum_j a_ij
-    a_ij = phi(q_i) . phi(k_j) cos(pi/2 (p_i - s_j))
+    o_i = sum_j a_ij v_j  /  sum_j a_ij            a_ij = phi(q_i) . phi(k_j) w_ij
 
-phi is ReLU in the paper, p and s in (0, 1) are read off phi(q_i) and phi(k_j) by two small nets
-(see `leap.layers.proportion`). The same layer is
+phi is ReLU in the paper (Agostinelli et al. 2024, arXiv 2405.13046). The re-weighting w is one of
 
-    cosFormer          proportion="fixed": p_i = (i + 1) / length
-    linear attention   proportion="none": no re-weighting
+    travelled   w_ij = (1 + cos(omega_h (P_i - P_j))) / 2       P: the sum of learned steps so far
+    learned     w_ij = cos(pi/2 (p_i - s_j))                    the paper's: p and s read off
+                                                                phi(q_i) and phi(k_j) by small nets
+    fixed       the same with p_i = s_i = (i + 1) / length      cosFormer (Qin et al. 2022,
+                                                                arXiv 2202.08791)
+    none        w_ij = 1                                        linear attention
 
-and has the two next steps that the authors name: `normaliser="norm"`, where a norm takes the place
-of the denominator, and `gate`, by which a causal layer learns to forget.
+See `leap.layers.travel` and `leap.layers.proportion`. Travelled places serve every form:
+
+    causal          the distance travelled between two tokens, of one or several clocks per head
+    bidirectional   the same; or, with places="divided", the cosine of places divided by the last
+                    one, which with steps of one length is cosFormer
+    cross           source and target travel by steps of their own, and a token of the target looks
+                    where the source has come to: a soft alignment that needs no length
+
+The authors' next steps are here too: `normaliser="norm"`, where a norm takes the place of the
+denominator, and `gate`, by which a layer learns to forget. In the bidirectional form gates and
+alibi fade scores in both directions.
 
 Dropout falls on attended values: scores, on which softmax attention drops, are never formed.
 
-Axes: b batch, h heads, t tokens, s source tokens, w width of a head, v width of its values.
+Axes: b batch, h heads, t tokens, s source tokens, w width of a head, v width of its values,
+r rank of the re-weighting, m clocks.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Literal, get_args
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -36,21 +48,25 @@ from leap.layers.attention import (
     one_hot_values,
     one_of,
 )
+from leap.layers.gate import ForgetGate, Gate, check_gate
 from leap.layers.proportion import FixedProportion, LearnedProportion
-from leap.ops.features import FeatureMap, cosine, feature_map, proportional, rotary
+from leap.layers.travel import Steps
+from leap.ops.features import FeatureMap, cosine, feature_map, rotary, widen
 from leap.ops.linear import (
     LinearState,
     causal_linear_attention,
-    causal_proportional_attention,
+    causal_travelled_attention,
     read_and_attend,
+    two_way_linear_attention,
 )
 from leap.ops.linear.parts import unit_scale
 from leap.ops.staircase import staircase_linear_attention
-from leap.ops.state import accumulator
+from leap.ops.state import accumulator, count_tokens, mask_tokens
+from leap.ops.travel import ClockState, clock, travelled
 
-Proportion = Literal["learned", "fixed", "none"]
+Proportion = Literal["travelled", "learned", "fixed", "none"]
+Places = Literal["undivided", "divided"]
 Normaliser = Literal["denominator", "norm"]
-Gate = Literal["head", "channel"]
 
 
 class LeapformerAttention(DotProductAttention):
@@ -62,11 +78,19 @@ class LeapformerAttention(DotProductAttention):
         feature: phi, by its name in `leap.ops.features.FEATURES`, or as `feature_map` makes it.
             Where phi is signed, magnitudes |phi(q)| . |phi(k)| make the denominator, so that
             attended values stay within the values; LRA's `cubic` divides by scores that cancel.
-        proportion: "learned", "fixed" (cosFormer) or "none" (linear attention).
-        proportion_hidden, proportion_step_down, proportion_bins: see `LearnedProportion`.
-        proportion_per_head: a net for each head, in place of one that all heads share.
-        proportion_input: whether the nets see "features", as in the paper, or "projections",
-            which phi has not touched.
+        proportion: "travelled", "learned" (the paper's), "fixed" (cosFormer) or "none" (linear
+            attention).
+        proportion_hidden: hidden units of the nets; by default 16 for learned proportions, and a
+            single layer for steps.
+        proportion_per_head: a net for each head, in place of one that all heads share; by default
+            for steps, not for learned proportions.
+        proportion_step_down, proportion_bins: of learned proportions, see `LearnedProportion`.
+        proportion_input: whether nets of learned proportions see "features", as in the paper, or
+            "projections", which phi has not touched.
+        constant_steps: let every token step as far as any other, so that only clocks learn.
+        clocks: frequencies of each head, for travelled places.
+        places: of a bidirectional layer that travels: "undivided", or "divided" by the last one,
+            which needs whole sequences.
         length: the longest sequence, for fixed proportions; None only in the bidirectional form,
             for the length of each row.
         rotary: turn features by their position. The denominator is that of unturned ones, which
@@ -82,6 +106,7 @@ class LeapformerAttention(DotProductAttention):
         dropout: share of the attended values to drop.
         eps: floor of the denominator. The authors' language models have 0.1, which draws the
             first tokens towards 0.
+        convolution: taps of a convolution over projections, in the causal form; usually 4.
     """
 
     state_kind = LinearState
@@ -94,9 +119,12 @@ class LeapformerAttention(DotProductAttention):
         form: Form = "causal",
         feature: str | FeatureMap = "relu",
         proportion: Proportion = "learned",
-        proportion_hidden: int = 16,
+        proportion_hidden: int | None = None,
         proportion_step_down: int | None = None,
-        proportion_per_head: bool = False,
+        proportion_per_head: bool | None = None,
+        constant_steps: bool = False,
+        clocks: int = 1,
+        places: Places = "undivided",
         proportion_bins: int | None = None,
         proportion_input: Literal["features", "projections"] = "features",
         length: int | None = None,
@@ -109,6 +137,7 @@ class LeapformerAttention(DotProductAttention):
         bias: bool = True,
         dropout: float = 0.0,
         eps: float = 1e-6,
+        convolution: int | None = None,
     ) -> None:
         super().__init__(
             hidden_size,
@@ -118,6 +147,7 @@ class LeapformerAttention(DotProductAttention):
             value_width=value_width,
             bias=bias,
             dropout=dropout,
+            convolution=convolution,
         )
         self.feature = feature_map(feature) if isinstance(feature, str) else feature
         self.proportion = one_of("proportion", proportion, get_args(Proportion))
@@ -134,7 +164,7 @@ class LeapformerAttention(DotProductAttention):
             self.q_proportion, self.k_proportion = (
                 LearnedProportion(
                     self.head_width,
-                    hidden=proportion_hidden,
+                    hidden=16 if proportion_hidden is None else proportion_hidden,
                     step_down=proportion_step_down,
                     n_head=n_head if proportion_per_head else None,
                     bins=proportion_bins,
@@ -149,42 +179,64 @@ class LeapformerAttention(DotProductAttention):
                 )
             self.q_proportion = self.k_proportion = FixedProportion(length)
             self.looks_at_positions = True
-        self.knows_only_whole_sequences = proportion == "fixed" and length is None
+        self.places = one_of("places", places, get_args(Places))
+        if places == "divided" and (form != "bidirectional" or proportion != "travelled"):
+            raise ConfigError(
+                f"places='divided' are for proportion='travelled' in form='bidirectional', where "
+                f"the last place is known; this is proportion={proportion!r} in form={form!r}"
+            )
+        self.steps: Steps | None = None
+        self.query_steps: Steps | None = None
+        if proportion == "travelled":
+            travel: dict[str, Any] = {
+                "hidden": proportion_hidden,
+                "per_head": proportion_per_head is not False,
+                "learned": not constant_steps,
+            }
+            self.steps = Steps(hidden_size, n_head, clocks=clocks, **travel)
+            if form == "cross":
+                self.query_steps = Steps(hidden_size, n_head, clocks=None, **travel)
 
         self.norm = nn.RMSNorm(self.value_width, eps=eps) if normaliser == "norm" else None
         # Scores that may be negative cannot be summed into a denominator. Then it is attended to as
         # further heads are: magnitudes of the features, and values of 1.
         self.has_own_denominator = self.norm is None and (rotary or self.feature.signed)
         self.normalise = self.norm is None and not self.has_own_denominator
-        check_alibi(alibi, form)
+        if form == "cross":
+            check_alibi(alibi, form)
         # The denominator's heads, if it has its own, fade as those they belong to.
         times = 2 if self.has_own_denominator else 1
         self.fade = tuple(-slope for slope in distance_slopes(n_head)) * times if alibi else None
         self.gate: ForgetGate | None = None
         if gate is not None:
             one_of("gate", gate, get_args(Gate))
-            if form != "causal":
-                raise ConfigError(
-                    f"gate={gate!r} forgets what came before, which form={form!r} does not know; "
-                    "use it with form='causal'"
-                )
+            if form != "bidirectional" or gate != "head":
+                check_gate(gate, form)
             self.gate = ForgetGate(
                 hidden_size, n_head, self.head_width if gate == "channel" else None
             )
+        self.fades_both_ways = form == "bidirectional" and (alibi or gate is not None)
+        self.knows_only_whole_sequences = (
+            (proportion == "fixed" and length is None)
+            or places == "divided"
+            or self.fades_both_ways
+        )
 
     def attend_causally(
         self,
         x: Float[Tensor, "b t d"],
+        q: Float[Tensor, "b h t w"],
+        k: Float[Tensor, "b h t w"],
+        v: Float[Tensor, "b h t v"],
         past: LinearState | None,
         *,
         key_mask: Bool[Tensor, "b t"] | None,
         positions: Int[Tensor, "b t"] | None,
         cu_seqlens: Int[Tensor, " n"] | None,
     ) -> tuple[Float[Tensor, "b h t v"], LinearState]:
-        """Read x, each token attending to itself and the past."""
-        v = self.split(self.v_proj(x))
+        """Read x, projected to q, k and v, each token attending to itself and the past."""
         o, after = self._take_causally(
-            x, v, past, key_mask=key_mask, positions=positions, cu_seqlens=cu_seqlens
+            x, q, k, v, past, key_mask=key_mask, positions=positions, cu_seqlens=cu_seqlens
         )
         return self._finished(o, x), after
 
@@ -198,60 +250,86 @@ class LeapformerAttention(DotProductAttention):
         key_mask: Bool[Tensor, "b s"] | None,
         positions: Int[Tensor, "b t"] | None,
         source_positions: Int[Tensor, "b s"] | None,
+        angles: Float[Tensor, "b h t m"] | None,
     ) -> tuple[Float[Tensor, "b h t v"], LinearState]:
         """Read the source, then let each token of x attend to everything read."""
         if self.knows_only_whole_sequences and (visible is not None or past is not None):
             raise InputError(
-                "proportions fixed by each row's length need all of it at once; "
-                "give the layer length, the longest there will be"
+                "this layer needs whole sequences: shares of a row's length or of its last place, "
+                "and fading in both directions, cannot be known while it is read; give the layer "
+                "length, places='undivided' and no gate"
             )
-        q, p = self._queries(x, positions)
+        q = self.split(self.q_proj(x))
         if source is None:
             assert past is not None  # or there was nothing to attend to
-            return self._finished(self._attend(_widened(q, p), past), x), past
-        k, s = self._keys(source, source_positions)
-        v = self._values(self.split(self.v_proj(source)))
-        if past is None and visible is None:
-            weights = None if p is None or s is None else (cosine(p), cosine(s))
-            o, after = read_and_attend(
-                q,
-                k,
-                v,
-                reweighting=weights,
-                key_mask=key_mask,
-                normalise=self.normalise,
-                eps=self.eps,
-            )
-            return self._finished(self._divided(o), x), after
-        q, k = _widened(q, p), _widened(k, s)
-        after = _read(past, k, v, key_mask)
-        if visible is None:
-            return self._finished(self._attend(q, after), x), after
-        o = staircase_linear_attention(
-            q, k, v, visible, key_mask=key_mask, normalise=self.normalise, eps=self.eps
+            q, weights = self._asked(x, q, past, positions, angles)
+            return self._finished(self._attend(widen(q, weights), past), x), past
+        k, v = self.split(self.k_proj(source)), self.split(self.v_proj(source))
+        o, after = self._take(
+            x,
+            source,
+            q,
+            k,
+            v,
+            past,
+            visible=visible,
+            key_mask=key_mask,
+            positions=positions,
+            source_positions=source_positions,
+            angles=angles,
         )
-        return self._finished(self._divided(o), x), after
+        return self._finished(o, x), after
+
+    def walk(
+        self,
+        x: Float[Tensor, "b t d"],
+        past: ClockState | None = None,
+        key_mask: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b h t m"], ClockState]:
+        """Where queries of a cross form that travels come to, from where those before them were.
+
+        Args:
+            x: tokens that are going to attend.
+            past: what an earlier call returned; None at the start.
+            key_mask: true at real tokens of x.
+        """
+        if self.steps is None or self.query_steps is None:
+            raise ConfigError("only form='cross' with proportion='travelled' walks")
+        turn = self._for_all_heads(self.steps.turns(self.query_steps.lengths(x)))
+        before = ClockState.empty(turn) if past is None else past
+        angles, _ = travelled(turn, before.angle, key_mask)
+        return angles, before.advance(turn=turn, key_mask=key_mask)
 
     def weigh(
         self,
         x: Float[Tensor, "b t d"],
         source: Float[Tensor, "b s d"],
+        q: Float[Tensor, "b h t w"],
+        k: Float[Tensor, "b h s w"],
         *,
         key_mask: Bool[Tensor, "b s"] | None,
         positions: Int[Tensor, "b t"] | None,
         source_positions: Int[Tensor, "b s"] | None,
     ) -> Float[Tensor, "b h t s"]:
-        """The weights of the source's tokens; in the causal form the source is x.
+        """The weights of the source's tokens, from queries and keys; if causal, it is x itself.
 
         With normaliser="norm", which takes any scale away, their magnitudes sum to 1.
         """
         v = one_hot_values(source, self.n_head)
         if self.form == "causal":
-            o, _ = self._take_causally(x, v, None, key_mask=key_mask, positions=positions)
+            o, _ = self._take_causally(x, q, k, v, None, key_mask=key_mask, positions=positions)
         else:
-            q = _widened(*self._queries(x, positions))
-            k = _widened(*self._keys(source, source_positions))
-            o = self._attend(q, _read(None, k, self._values(v), key_mask))
+            o, _ = self._take(
+                x,
+                source,
+                q,
+                k,
+                v,
+                None,
+                key_mask=key_mask,
+                positions=positions,
+                source_positions=source_positions,
+            )
         if self.norm is not None:
             o = o / o.abs().sum(dim=-1, keepdim=True).clamp_min(torch.finfo(o.dtype).tiny)
         return o
@@ -263,9 +341,11 @@ class LeapformerAttention(DotProductAttention):
         earlier: Sequence[LinearState],
         *,
         positions: Int[Tensor, "b t"] | None = None,
+        angles: Float[Tensor, "b h t m"] | None = None,
     ) -> Float[Tensor, "b h t n"]:
         """How much of its weights each token of x has on what was read before: q.k_n / q.k."""
-        q = _widened(*self._queries(x, positions if self.looks_at_positions else None))
+        at = positions if self.looks_at_positions else None
+        q = widen(*self._asked(x, self.split(self.q_proj(x)), state, at, angles))
         q = q[:, -self.n_head :].to(state.k.dtype)
         k, *before = (each.k[:, -self.n_head :] for each in (state, *earlier))
         total = (q @ k.unsqueeze(-1)).clamp_min(torch.finfo(k.dtype).tiny)
@@ -279,57 +359,39 @@ class LeapformerAttention(DotProductAttention):
         key_mask: Bool[Tensor, "b _"] | None = None,
         positions: Int[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b h t"], Float[Tensor, "b h s"]]:
-        """Where the queries stand, p, and where the keys do, s: those of x or of the source."""
+        """Where the queries stand, p, and where the keys do, s: those of x or of the source.
+
+        Places that are travelled are sums of steps; divided by the last one where the layer does.
+        """
         read = source if self.form == "cross" else x
-        if self.q_proportion is None or read is None:
+        if self.proportion == "none" or read is None:
             raise ConfigError(
                 "no proportions to show: "
                 + ("this layer has proportion='none'" if read is not None else "give the source")
             )
         self.check_tokens(x)
         self.check_tokens(read, key_mask)
+        if self.steps is not None:
+            places = self._places(self.steps, read, key_mask)
+            return places if self.query_steps is None else self._places(self.query_steps, x), places
         at, read_at = self._positions(x, source, None, key_mask, positions, None)
-        (_, p), (_, s) = self._queries(x, at), self._keys(read, read_at)
+        q, k = self.matched(x, read, key_mask)
+        q = self._scaled(q)
+        p = self._proportion(self.q_proportion, q, self.feature.query(q), at)
+        s = self._proportion(self.k_proportion, k, self.feature.key(k), read_at)
         assert p is not None and s is not None
-        return p[:, : self.n_head], s[:, : self.n_head]
+        return p, s
 
-    def _queries(self, x: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Features of queries, and their proportions."""
-        q = self.split(self.q_proj(x))
-        if self.scale_query:
-            q = q / math.sqrt(self.head_width)
-        return self._mapped(q, self.feature.query, self.q_proportion, positions, unscaled=True)
-
-    def _keys(self, x: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Features of keys, and their proportions."""
-        k = self.split(self.k_proj(x))
-        return self._mapped(k, self.feature.key, self.k_proportion, positions)
-
-    def _mapped(
-        self,
-        x: Tensor,
-        phi: Callable[[Tensor], Tensor],
-        proportion: nn.Module | None,
-        positions: Tensor | None,
-        *,
-        unscaled: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        features = phi(x)
-        p = None
-        if proportion is not None:
-            seen = features if self.proportion_input == "features" else x
-            p = self._for_all_heads(proportion(seen, positions))
-        if unscaled and not self.normalise:
-            # A query's scale will cancel, but three large factors would overflow before it does.
-            features = features * unit_scale(features.to(accumulator(features)))
-        turned = rotary(features, positions) if self.rotary else features
-        if self.has_own_denominator:
-            return torch.cat([turned, features.abs()], dim=1), p
-        return turned, p
+    def _places(self, steps: Steps, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        if self.places == "divided":
+            return steps.shares(x, key_mask)
+        return mask_tokens(steps.lengths(x).double(), key_mask).cumsum(2)
 
     def _take_causally(
         self,
         x: Tensor,
+        q: Tensor,
+        k: Tensor,
         v: Tensor,
         past: LinearState | None,
         *,
@@ -338,25 +400,136 @@ class LeapformerAttention(DotProductAttention):
         cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, LinearState]:
         """What each token of x takes of the values so far."""
-        (q, p), (k, s) = self._queries(x, positions), self._keys(x, positions)
-        attend = (
-            causal_linear_attention
-            if p is None or s is None
-            else partial(causal_proportional_attention, p=p, s=s)
-        )
-        o, after = attend(
-            q,
-            k,
-            self._values(v),
-            state=past,
-            key_mask=key_mask,
-            cu_seqlens=cu_seqlens,
-            log_gate=None if self.gate is None else self._for_all_heads(self.gate(x)),
-            fade=self.fade,
-            normalise=self.normalise,
-            eps=self.eps,
+        (q, x_weights), (k, y_weights) = self._queries(q, positions), self._keys(k, positions)
+        options: dict[str, Any] = {
+            "key_mask": key_mask,
+            "cu_seqlens": cu_seqlens,
+            "log_gate": None if self.gate is None else self._for_all_heads(self.gate(x)),
+            "fade": self.fade,
+            "normalise": self.normalise,
+            "eps": self.eps,
+        }
+        v = self._values(v)
+        if self.steps is not None:
+            turn = self._for_all_heads(self.steps(x))
+            o, after = causal_travelled_attention(q, k, v, turn, past, **options)
+        else:
+            weights = _both(x_weights, y_weights)
+            o, after = causal_linear_attention(q, k, v, past, reweighting=weights, **options)
+        return self._divided(o), after
+
+    def _take(
+        self,
+        x: Tensor,
+        source: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        past: LinearState | None,
+        *,
+        key_mask: Tensor | None,
+        positions: Tensor | None,
+        source_positions: Tensor | None,
+        visible: Tensor | None = None,
+        angles: Tensor | None = None,
+    ) -> tuple[Tensor, LinearState]:
+        """What each token of x takes of the values of the source, read on top of the past."""
+        k, y_weights = self._keys(k, source_positions)
+        turn = last = None
+        if self.places == "divided":
+            assert self.steps is not None
+            y_weights = self._cosine(self.steps.shares(source, key_mask))
+        elif self.steps is not None:
+            turn = self._for_all_heads(self.steps(source))
+            at, last = travelled(turn, None if past is None else past.angle, key_mask)
+            y_weights = clock(at, accumulator(q))
+        if self.form == "bidirectional" and self.steps is not None:
+            q, x_weights = self._queries(q, positions)[0], y_weights
+        else:
+            q, x_weights = self._asked(x, q, past, positions, angles)
+        weights, v = _both(x_weights, y_weights), self._values(v)
+        options: dict[str, Any] = {"normalise": self.normalise, "eps": self.eps}
+        if self.fades_both_ways:
+            gate = None if self.gate is None else self._for_all_heads(self.gate(x))
+            fading: dict[str, Any] = {"log_gate": gate, "fade": self.fade, "key_mask": key_mask}
+            o = two_way_linear_attention(q, k, v, reweighting=weights, **fading, **options)
+            # A state that nothing can be read on from keeps its length alone.
+            empty = _read(None, k[:, :, :0], v[:, :, :0], None)
+            return self._divided(o), replace(empty, length=empty.length + count_tokens(k, key_mask))
+        if past is None and visible is None:
+            o, after = read_and_attend(q, k, v, reweighting=weights, key_mask=key_mask, **options)
+            return self._divided(o), replace(after, angle=last)
+        after = _read(past, widen(k, y_weights), v, key_mask, turn, last)
+        if visible is None:
+            return self._attend(widen(q, x_weights), after), after
+        o = staircase_linear_attention(
+            q, k, v, visible, reweighting=weights, key_mask=key_mask, **options
         )
         return self._divided(o), after
+
+    def _asked(
+        self,
+        x: Tensor,
+        q: Tensor,
+        past: LinearState | None,
+        positions: Tensor | None,
+        angles: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Features and re-weighting of queries that attend to a source."""
+        q, weights = self._queries(q, positions)
+        if self.steps is None:
+            return q, weights
+        if angles is None:
+            if past is not None and x.shape[1]:
+                raise InputError(
+                    "give angles, which layer.walk(x) tells: the state knows how far the source "
+                    "has come, not the queries before x"
+                )
+            angles, _ = self.walk(x)
+        return q, clock(angles, accumulator(q))
+
+    def _queries(self, q: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Features of queries, and the re-weighting by their proportions."""
+        q = self._scaled(q)
+        features = self.feature.query(q)
+        p = self._proportion(self.q_proportion, q, features, positions)
+        if not self.normalise:
+            # A query's scale will cancel, but three large factors would overflow before it does.
+            features = features * unit_scale(features.to(accumulator(features)))
+        return self._turned(features, positions), self._cosine(p)
+
+    def _keys(self, k: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Features of keys, and the re-weighting by their proportions."""
+        features = self.feature.key(k)
+        s = self._proportion(self.k_proportion, k, features, positions)
+        return self._turned(features, positions), self._cosine(s)
+
+    def _scaled(self, q: Tensor) -> Tensor:
+        return q / math.sqrt(self.head_width) if self.scale_query else q
+
+    def _proportion(
+        self,
+        net: nn.Module | None,
+        heads: Tensor,
+        features: Tensor,
+        positions: Tensor | None,
+    ) -> Tensor | None:
+        """Proportions of queries or keys, from their projected heads or features."""
+        if net is None:
+            return None
+        return net(features if self.proportion_input == "features" else heads, positions)
+
+    def _turned(self, features: Tensor, positions: Tensor | None) -> Tensor:
+        """Features turned by position, if they are; and their magnitudes, for a denominator."""
+        turned = rotary(features, positions) if self.rotary else features
+        if self.has_own_denominator:
+            return torch.cat([turned, features.abs()], dim=1)
+        return turned
+
+    def _cosine(self, p: Tensor | None) -> Tensor | None:
+        if p is None:
+            return None
+        return self._for_all_heads(cosine(p.to(accumulator(p))))
 
     def _values(self, v: Tensor) -> Tensor:
         """Values as the op takes them."""
@@ -387,53 +560,30 @@ class LeapformerAttention(DotProductAttention):
         return F.dropout(o.to(x.dtype), self.dropout, self.training)
 
 
-class ForgetGate(nn.Module):
-    """How much of the past to keep at each token, as a logarithm.
+def _both(x: Tensor | None, y: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    return None if x is None or y is None else (x, y)
 
-        log g = logsigmoid(4 + W x + b) / 16
 
-    By the 4 and the 16 a fresh layer keeps 0.999 of its past at each token, and so remembers for
-    hundreds. Gates of channels come through a bottleneck, as W would else be another projection.
+def _read(
+    past: LinearState | None,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    turn: Tensor | None = None,
+    angle: Tensor | None = None,
+) -> LinearState:
+    """The state after reading keys and values, recorded if the past is.
 
-    Args:
-        hidden_size: width of x.
-        n_head: heads to gate.
-        n_channel: channels of each head, for a gate to each; None for one a head.
+    Keys stand where they have come to already, so that the past's clocks do not turn them on.
     """
-
-    def __init__(self, hidden_size: int, n_head: int, n_channel: int | None) -> None:
-        super().__init__()
-        self.n_head = n_head
-        self.of_channels = n_channel is not None
-        self.net: nn.Module = (
-            nn.Linear(hidden_size, n_head)
-            if n_channel is None
-            else nn.Sequential(
-                nn.Linear(hidden_size, 16, bias=False), nn.Linear(16, n_head * n_channel)
-            )
-        )
-
-    def forward(
-        self, x: Float[Tensor, "b t d"]
-    ) -> Float[Tensor, "b h t"] | Float[Tensor, "b h t c"]:
-        """The log of the gates, one a head or one a channel of each."""
-        log_gate = F.logsigmoid(4 + self.net(x)) / 16
-        if self.of_channels:
-            log_gate = log_gate.unflatten(-1, (self.n_head, -1))
-        return log_gate.transpose(1, 2)
-
-
-def _widened(features: Tensor, p: Tensor | None) -> Tensor:
-    return features if p is None else proportional(features, p)
-
-
-def _read(past: LinearState | None, k: Tensor, v: Tensor, key_mask: Tensor | None) -> LinearState:
-    """The state after reading keys and values, recorded if the past is."""
     (b, h, _, f), width = k.shape, v.shape[-1]
     read = LinearState.empty(b, h, f, width, dtype=accumulator(v), device=v.device)
     read = read.advance(k=k, v=v, key_mask=key_mask)
     if past is None:
-        return read
+        return replace(read, angle=angle)
     if key_mask is None:
         key_mask = k.new_ones(k.shape[0], k.shape[2], dtype=torch.bool)
-    return past.merge(read).after(past, k=k, v=v, key_mask=key_mask.unsqueeze(1))
+    tokens = {"k": k, "v": v, "key_mask": key_mask.unsqueeze(1)}
+    if turn is not None:
+        tokens["turn"] = turn
+    return replace(past.merge(read), angle=angle).after(past, **tokens)

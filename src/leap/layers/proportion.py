@@ -19,10 +19,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from leap.errors import ConfigError, InputError
+from leap.layers.equalise import Learned
 from leap.ops.features import position_proportion
 
 
-class LearnedProportion(nn.Module):
+class LearnedProportion(Learned):
     """A small net from a head's features to a proportion.
 
     Args:
@@ -35,6 +36,8 @@ class LearnedProportion(nn.Module):
         bins: for proportions at the centres of so many equal bins. The gradient passes as if
             they had not been rounded.
     """
+
+    part = "proportions"
 
     def __init__(
         self,
@@ -75,9 +78,9 @@ class LearnedProportion(nn.Module):
         # Large inputs round to 1, which is not in (0, 1): at p = 1 and s = 0 no score is left.
         p = p.clamp(max=1 - torch.finfo(p.dtype).eps)
         if self.bins is None:
-            return p
+            return self.settled(p)
         centre = ((p * self.bins).floor() + 0.5) / self.bins
-        return p + (centre - p).detach()
+        return self.settled(p + (centre - p).detach())
 
 
 class FixedProportion(nn.Module):

@@ -2,6 +2,9 @@
 
     o_i = sum_j softmax_j(q_i . k_j / sqrt(w)) v_j
 
+With `gate="head"` each head forgets as its tokens say: the Forgetting Transformer (Lin et al. 2025,
+arXiv 2503.02130).
+
 Axes: b batch, h heads, t tokens, s source tokens, d hidden size, v width of a head's values.
 """
 
@@ -19,6 +22,7 @@ from leap.layers.attention import (
     distance_slopes,
     one_hot_values,
 )
+from leap.layers.gate import ForgetGate, Gate, check_gate
 from leap.ops.features import rotary
 from leap.ops.softmax import (
     SoftmaxState,
@@ -45,6 +49,8 @@ class SoftmaxAttention(DotProductAttention):
         value_width: width of a head's values, by default that of its queries.
         bias: of the projections.
         dropout: share of the scores to drop.
+        gate: in the causal form, "head" for a gate by which each head learns to forget.
+        convolution: taps of a convolution over projections, in the causal form; usually 4.
     """
 
     state_kind = SoftmaxState
@@ -62,6 +68,8 @@ class SoftmaxAttention(DotProductAttention):
         value_width: int | None = None,
         bias: bool = True,
         dropout: float = 0.0,
+        gate: Gate | None = None,
+        convolution: int | None = None,
     ) -> None:
         super().__init__(
             hidden_size,
@@ -71,6 +79,7 @@ class SoftmaxAttention(DotProductAttention):
             value_width=value_width,
             bias=bias,
             dropout=dropout,
+            convolution=convolution,
         )
         self.alibi = alibi
         check_alibi(alibi, form)
@@ -82,28 +91,36 @@ class SoftmaxAttention(DotProductAttention):
         if naive and form == "causal":
             raise ConfigError("naive=True is for form='bidirectional' or 'cross'")
         self.naive = naive
+        check_gate(gate, form)
+        if gate not in (None, "head"):
+            raise ConfigError(
+                f"gate={gate!r}: softmax attention adds one number to a score, and has a gate a "
+                "head; use gate='head', or linear attention for gates of channels"
+            )
+        self.gate = None if gate is None else ForgetGate(hidden_size, n_head)
 
     def attend_causally(
         self,
         x: Float[Tensor, "b t d"],
+        q: Float[Tensor, "b h t w"],
+        k: Float[Tensor, "b h t w"],
+        v: Float[Tensor, "b h t v"],
         past: SoftmaxState | None,
         *,
         key_mask: Bool[Tensor, "b t"] | None,
         positions: Int[Tensor, "b t"] | None,
         cu_seqlens: Int[Tensor, " n"] | None,
     ) -> tuple[Float[Tensor, "b h t v"], SoftmaxState]:
-        """Read x, each token attending to itself and the past."""
-        q = self._placed(self.q_proj(x), positions)
-        k = self._placed(self.k_proj(x), positions)
-        v = self.split(self.v_proj(x))
+        """Read x, projected to q, k and v, each token attending to itself and the past."""
         return causal_softmax_attention(
-            q,
-            k,
+            _placed(q, positions),
+            _placed(k, positions),
             v,
             past,
             key_mask=key_mask,
             cu_seqlens=cu_seqlens,
             slopes=self._slopes(x),
+            log_gate=self._log_gate(x),
             dropout=self._dropout,
         )
 
@@ -117,16 +134,17 @@ class SoftmaxAttention(DotProductAttention):
         key_mask: Bool[Tensor, "b s"] | None,
         positions: Int[Tensor, "b t"] | None,
         source_positions: Int[Tensor, "b s"] | None,
+        angles: Float[Tensor, "b h t m"] | None,
     ) -> tuple[Float[Tensor, "b h t v"], SoftmaxState]:
         """Read the source, then let each token of x attend to everything read."""
         after = past
         if source is not None:
-            k = self._placed(self.k_proj(source), source_positions)
+            k = _placed(self.split(self.k_proj(source)), source_positions)
             v = self.split(self.v_proj(source))
             after = SoftmaxState.empty(k, v) if past is None else past
             after = after.advance(k=k, v=v, key_mask=key_mask)
         assert after is not None  # or there was nothing to attend to
-        q = self._placed(self.q_proj(x), positions)
+        q = _placed(self.split(self.q_proj(x)), positions)
         attend = softmax_attention_reference if self.naive else softmax_attention
         o = attend(
             q,
@@ -145,17 +163,22 @@ class SoftmaxAttention(DotProductAttention):
         self,
         x: Float[Tensor, "b t d"],
         source: Float[Tensor, "b s d"],
+        q: Float[Tensor, "b h t w"],
+        k: Float[Tensor, "b h s w"],
         *,
         key_mask: Bool[Tensor, "b s"] | None,
         positions: Int[Tensor, "b t"] | None,
         source_positions: Int[Tensor, "b s"] | None,
     ) -> Float[Tensor, "b h t s"]:
-        """The weights of the source's tokens; in the causal form the source is x."""
+        """The weights of the source's tokens, from queries and keys; if causal, it is x itself."""
         v = one_hot_values(source, self.n_head)
-        q = self._placed(self.q_proj(x), positions).to(v.dtype)
-        k = self._placed(self.k_proj(source), source_positions).to(v.dtype)
+        q = _placed(q, positions).to(v.dtype)
+        k = _placed(k, source_positions).to(v.dtype)
         if self.form == "causal":
-            return causal_softmax_attention(q, k, v, key_mask=key_mask, slopes=self._slopes(x))[0]
+            slopes, log_gate = self._slopes(x), self._log_gate(x)
+            return causal_softmax_attention(
+                q, k, v, key_mask=key_mask, slopes=slopes, log_gate=log_gate
+            )[0]
         return softmax_attention(q, k, v, key_mask=key_mask, window=self.window)
 
     def shares(
@@ -165,9 +188,11 @@ class SoftmaxAttention(DotProductAttention):
         earlier: Sequence[SoftmaxState],
         *,
         positions: Int[Tensor, "b t"] | None = None,
+        angles: Float[Tensor, "b h t m"] | None = None,
     ) -> Float[Tensor, "b h t n"]:
         """How much of its weights each token of x has on what was read before."""
-        q = self._placed(self.q_proj(x), positions if self.looks_at_positions else None)
+        at = positions if self.looks_at_positions else None
+        q = _placed(self.split(self.q_proj(x)), at)
         lengths = torch.stack([each.length for each in earlier], dim=1)
         before = (state.places.unsqueeze(-1) <= lengths.unsqueeze(1)).to(q.dtype)
         # Attending to 1 where a key is among the earlier ones yields their weights' sum.
@@ -179,11 +204,14 @@ class SoftmaxAttention(DotProductAttention):
             return None
         return x.new_tensor(distance_slopes(self.n_head), dtype=torch.float32)
 
+    def _log_gate(self, x: Tensor) -> Tensor | None:
+        return None if self.gate is None else self.gate(x)
+
     @property
     def _dropout(self) -> float:
         return self.dropout if self.training else 0.0
 
-    def _placed(self, x: Tensor, positions: Tensor | None) -> Tensor:
-        """The heads of x, turned by position if this layer looks at positions."""
-        x = self.split(x)
-        return x if positions is None else rotary(x, positions)
+
+def _placed(heads: Tensor, positions: Tensor | None) -> Tensor:
+    """Queries or keys, turned by position if their layer looks at positions."""
+    return heads if positions is None else rotary(heads, positions)

@@ -8,6 +8,7 @@ The attention is the config's affair (`LeapformerConfig.build_attention`), and i
 model's: "causal" makes a decoder of the body, "bidirectional" an encoder.
 """
 
+import contextlib
 import math
 from typing import Any, ClassVar
 
@@ -20,7 +21,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from leap.errors import InputError
 from leap.layers import Block, DecayGate, Dropout, LeapAttention, LearnedProportion
 from leap.layers.attention import Form, token_positions
+from leap.layers.convolution import ShortConvolution
+from leap.layers.equalise import equalised
+from leap.layers.gate import WEIGHT_STD, ForgetGate
 from leap.layers.proportion import HeadLinear
+from leap.layers.travel import UNIT_STEP, Steps
 from leap.models.adaptive import AdaptiveEmbedding
 from leap.models.cache import StateCache, StateLayer
 from leap.models.config import LeapformerConfig
@@ -59,6 +64,20 @@ class LeapformerPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
     _can_record_outputs = {"hidden_states": Layer}  # noqa: RUF012
 
+    def equalise(
+        self, part: str, *text: Any, **inputs: Any
+    ) -> contextlib.AbstractContextManager[None]:
+        """Hold a learned part at its mean over a text, in a context, to see what it contributes.
+
+            with model.equalise("proportions", ids):
+                without = model(ids, labels=ids).loss
+
+        Args:
+            part: "proportions" (or the steps of travelled ones) or "gates".
+            text, inputs: what the model is called with to find the means.
+        """
+        return equalised(self, part, lambda: self(*text, **inputs))
+
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
         # Of code outside transformers, modules without parameters of their own are passed over,
         # lest what was loaded be drawn again. `init` sees to that, and some of ours have a say.
@@ -77,6 +96,16 @@ class LeapformerPreTrainedModel(PreTrainedModel):
         elif isinstance(module, DecayGate):
             for name, values in module.initial_values().items():
                 init.copy_(module.get_parameter(name), values)
+        elif isinstance(module, ForgetGate):
+            init.normal_(module.last.weight, std=WEIGHT_STD)
+            init.copy_(module.last.bias, module.fresh_bias())
+        elif isinstance(module, Steps):
+            if module.net is not None:
+                init.constant_(module.last.bias, UNIT_STEP)
+            if module.log_frequency is not None:
+                init.copy_(module.log_frequency, module.fresh_log_frequency())
+        elif isinstance(module, ShortConvolution):
+            init.uniform_(module.weight, -module.bound, module.bound)
         elif isinstance(module, LeapAttention):
             for name in module.formulation.vectors:
                 init.normal_(module.get_parameter(name), std=self.config.initializer_range)

@@ -54,8 +54,13 @@ class LeapformerConfig(PreTrainedConfig):
             queries and keys of attentions that have them; "alibi", by which scores fade with
             distance, in decoders; or "none".
         feature: feature map of linear attentions, in `leap.ops.features.FEATURES`.
+        proportion: how attention="leapformer" knows where tokens stand: "travelled", or "learned"
+            as in the paper.
         proportion_hidden, proportion_step_down, proportion_per_head, proportion_bins,
-            normaliser, gate, attention_eps: see `LeapformerAttention`.
+            constant_steps, clocks, places, normaliser, attention_eps: see `LeapformerAttention`.
+        gate: how decoders learn to forget: "head", or in linear attentions "channel"; not in LEAP.
+        convolution: taps of a short convolution over the projections of attentions, in decoders;
+            usually 4.
         formulation, rescale: see `LeapAttention`.
         attention_bias: whether projections of attentions have a bias.
         hidden_dropout_prob: after embeddings, attentions and feed-forward layers.
@@ -87,12 +92,17 @@ class LeapformerConfig(PreTrainedConfig):
     window_sizes: list[int | None] | None = None
     position_embedding: str = "learned"
     feature: str = "relu"
-    proportion_hidden: int = 16
+    proportion: str = "learned"
+    proportion_hidden: int | None = None
     proportion_step_down: int | None = None
-    proportion_per_head: bool = False
+    proportion_per_head: bool | None = None
     proportion_bins: int | None = None
+    constant_steps: bool = False
+    clocks: int = 1
+    places: str = "undivided"
     normaliser: str = "denominator"
     gate: str | None = None
+    convolution: int | None = None
     attention_eps: float = 1e-6
     formulation: str = "leap-mixed"
     rescale: float | str | None = "default"
@@ -149,6 +159,11 @@ class LeapformerConfig(PreTrainedConfig):
                 raise ConfigError(f"{name}={getattr(self, name)} must be 1 or more")
         if self.classifier_size is not None and self.classifier_size < 1:
             raise ConfigError(f"classifier_size={self.classifier_size} must be 1 or more")
+        if self.convolution is not None and self.convolution < 2:
+            raise ConfigError(
+                f"convolution={self.convolution} would meet no other token; give 2 taps or more, "
+                "or None"
+            )
         for name in ("hidden_dropout_prob", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} is a share, from 0 to below 1")

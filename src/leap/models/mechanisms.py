@@ -66,18 +66,25 @@ def _leapformer(
 ) -> LeapformerAttention:
     given: dict[str, Any] = {
         "feature": config.feature,
+        "proportion": config.proportion,
         "proportion_hidden": config.proportion_hidden,
         "proportion_step_down": config.proportion_step_down,
         "proportion_per_head": config.proportion_per_head,
         "proportion_bins": config.proportion_bins,
+        "constant_steps": config.constant_steps,
+        "clocks": config.clocks,
+        "places": config.places,
         **_positions(config),
         "normaliser": config.normaliser,
         "gate": config.gate,
-        "bias": config.attention_bias,
-        "dropout": config.attention_dropout,
+        "convolution": config.convolution,
         "eps": config.attention_eps,
+        **_common(config),
     }
-    return LeapformerAttention(config.hidden_size, config.n_heads, form=form, **given | options)
+    given |= options
+    if form != "bidirectional" or given["proportion"] != "travelled":
+        given["places"] = "undivided"  # Only there is the last place known.
+    return LeapformerAttention(config.hidden_size, config.n_heads, form=form, **given)
 
 
 def _cosformer(
@@ -107,6 +114,7 @@ def _leap(config: "LeapformerConfig", layer: int, form: Form, **options: Any) ->
         "alibi": config.position_embedding == "alibi",
         "formulation": config.formulation,
         "rescale": config.rescale,
+        "convolution": config.convolution,
         **_common(config),
     }
     return LeapAttention(config.hidden_size, config.n_heads, **given | options)
@@ -115,13 +123,19 @@ def _leap(config: "LeapformerConfig", layer: int, form: Form, **options: Any) ->
 def _gated_delta(
     config: "LeapformerConfig", _layer: int, _form: Form, **options: Any
 ) -> GatedDeltaAttention:
-    return GatedDeltaAttention(config.hidden_size, config.n_heads, **_common(config) | options)
+    given: dict[str, Any] = {"convolution": config.convolution, **_common(config)}
+    return GatedDeltaAttention(config.hidden_size, config.n_heads, **given | options)
 
 
 def _softmax(
     config: "LeapformerConfig", _layer: int, form: Form, **options: Any
 ) -> SoftmaxAttention:
-    given = _positions(config) | _common(config)
+    given: dict[str, Any] = {
+        **_positions(config),
+        "gate": config.gate,
+        "convolution": config.convolution,
+        **_common(config),
+    }
     return SoftmaxAttention(config.hidden_size, config.n_heads, form=form, **given | options)
 
 

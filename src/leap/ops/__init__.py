@@ -6,6 +6,7 @@ packed, or padded. Which op suits which task: docs/guides/ops.md.
 """
 
 from leap.ops.additive import FocusState, WindowState, additive_attention, additive_pool
+from leap.ops.convolution import TapState, causal_convolution
 from leap.ops.delta import DeltaState, causal_delta_attention
 from leap.ops.linear import (
     LinearState,
@@ -25,9 +26,11 @@ __all__ = [
     "LinearState",
     "SoftmaxState",
     "State",
+    "TapState",
     "WindowState",
     "additive_attention",
     "additive_pool",
+    "causal_convolution",
     "causal_delta_attention",
     "causal_linear_attention",
     "causal_proportional_attention",

@@ -6,6 +6,9 @@ with j <= i in the causal form. A query that sees no key gets 0. What is kept of
 key and value, so the state grows with each token where the linear ones do not, unless queries see
 no more than a window of the last keys, and the state forgets those before it.
 
+Causal attention may forget by gates, as in the Forgetting Transformer (Lin et al. 2025, arXiv
+2503.02130): to the score of key j at query i comes the sum of log g over j + 1 ... i.
+
 Axes: b batch, h heads, t queries, n keys, f features, v values.
 """
 
@@ -13,6 +16,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +27,7 @@ from leap.errors import InputError
 from leap.ops.checks import check_axes, check_floating, check_key_mask, check_same, shape
 from leap.ops.packing import run_packed
 from leap.ops.staircase import check_schedule
-from leap.ops.state import Recurrent, state
+from leap.ops.state import Recurrent, accumulator, as_given, mask_tokens, state
 
 
 def softmax_attention_reference(
@@ -83,6 +87,7 @@ def causal_softmax_attention(
     key_mask: Bool[Tensor, "b t"] | None = None,
     cu_seqlens: Int[Tensor, " n"] | None = None,
     slopes: Float[Tensor, " h"] | None = None,
+    log_gate: Float[Tensor, "b h t"] | None = None,
     dropout: float = 0.0,
 ) -> tuple[Float[Tensor, "b h t v"], "SoftmaxState"]:
     """Attend to the past: the keys in `state`, and those up to each query's own.
@@ -94,6 +99,7 @@ def causal_softmax_attention(
         cu_seqlens: where packed sequences begin, and the last one ends. The batch is then 1, and
             the state has a row for each sequence.
         slopes: what each head takes off a score for every token of distance (ALiBi).
+        log_gate: how much of its past each token keeps in each head, as a logarithm, 0 or below.
         dropout: share of the scores to drop.
 
     Returns:
@@ -103,14 +109,14 @@ def causal_softmax_attention(
     check_same("b h t f", q=q, k=k)
     if cu_seqlens is not None:
         attend = partial(causal_softmax_attention, slopes=slopes, dropout=dropout)
-        return run_packed(attend, cu_seqlens, {"q": q, "k": k, "v": v}, state, key_mask)
+        tokens = {"q": q, "k": k, "v": v, "log_gate": log_gate}
+        return run_packed(attend, cu_seqlens, tokens, state, key_mask)
     n_past = 0 if state is None else state.k.shape[2]
-    after = SoftmaxState.empty(k, v) if state is None else state
-    after = after.advance(k=k, v=v, key_mask=key_mask)
+    after = SoftmaxState.empty(k, v, log_gate) if state is None else state
+    after = after.advance(k=k, v=v, key_mask=key_mask, log_gate=log_gate)
     if n_past == 0 and after.mask is None and slopes is None:
         # Told rather than shown that the mask is causal, the fast kernels skip half of the work.
-        o = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
-        return o, after
+        return _attend(q, k, v, None, dropout, after.log_gate, is_causal=True), after
     visible = None
     if q.shape[2] > 1:
         visible = torch.arange(n_past + 1, n_past + q.shape[2] + 1, device=q.device)
@@ -118,7 +124,7 @@ def causal_softmax_attention(
     if slopes is not None:
         bias = _distance_bias(q, after.k, after.mask, slopes)
         sees = bias if sees is None else bias.masked_fill(~sees, -torch.inf)
-    return _attend(q, after.k, after.v, sees, dropout), after
+    return _attend(q, after.k, after.v, sees, dropout, after.log_gate), after
 
 
 @state
@@ -129,11 +135,21 @@ class SoftmaxState(Recurrent):
     v: Float[Tensor, "b h n v"]
     mask: Bool[Tensor, "b n"] | None = None
     """True at real tokens; None as long as all of them are."""
+    log_gate: Float[Tensor, "b h n"] | None = None
+    """Of each token that is kept, 0 at pads; None without gates."""
 
     @classmethod
-    def empty(cls, k: Float[Tensor, "b h t f"], v: Float[Tensor, "b h t v"]) -> "SoftmaxState":
-        """The state before the first token, for keys and values like these."""
-        return cls(k[:, :, :0], v[:, :, :0], length=k.new_zeros(k.shape[0], dtype=torch.long))
+    def empty(
+        cls,
+        k: Float[Tensor, "b h t f"],
+        v: Float[Tensor, "b h t v"],
+        log_gate: Float[Tensor, "b h t"] | None = None,
+    ) -> "SoftmaxState":
+        """The state before the first token, for keys, values and gates like these."""
+        length = k.new_zeros(k.shape[0], dtype=torch.long)
+        if log_gate is not None:
+            log_gate = log_gate[:, :, :0].to(accumulator(log_gate))
+        return cls(k[:, :, :0], v[:, :, :0], log_gate=log_gate, length=length)
 
     def advance(
         self,
@@ -141,14 +157,21 @@ class SoftmaxState(Recurrent):
         k: Float[Tensor, "b h t f"],
         v: Float[Tensor, "b h t v"],
         key_mask: Bool[Tensor, "b t"] | None = None,
+        log_gate: Float[Tensor, "b h t"] | None = None,
     ) -> "SoftmaxState":
-        """The state after reading keys and values."""
+        """The state after reading keys, values and gates."""
         for name, new, old in (("k", k, self.k), ("v", v, self.v)):
             if (*new.shape[:2], new.shape[3]) != (*old.shape[:2], old.shape[3]):
                 raise InputError(
                     f"{name} is {shape(new)} and the state was made by {name} {shape(old)}: "
                     "batch, heads and width must agree"
                 )
+        if (log_gate is None) != (self.log_gate is None):
+            has, given = ("no gates", "some") if self.log_gate is None else ("gates", "none")
+            raise InputError(f"the state was made with {has}, and now {given} are given")
+        gates = None
+        if log_gate is not None and self.log_gate is not None:
+            gates = torch.cat([self.log_gate, mask_tokens(log_gate, key_mask)], dim=2)
         mask = self.mask
         if mask is not None or key_mask is not None:
             mask = torch.cat([_or_ones(self.mask, self.k), _or_ones(key_mask, k)], dim=1)
@@ -158,6 +181,7 @@ class SoftmaxState(Recurrent):
             k=torch.cat([self.k, k], dim=2),
             v=torch.cat([self.v, v], dim=2),
             mask=mask,
+            log_gate=gates,
             length=self.length + n_new,
         )
 
@@ -174,7 +198,8 @@ class SoftmaxState(Recurrent):
         k, v = self.k[:, :, start:], self.v[:, :, start:]
         if start > window:  # A view would keep all that was read in memory.
             k, v = k.clone(), v.clone()
-        return replace(self, k=k, v=v, mask=mask)
+        gates = None if self.log_gate is None else self.log_gate[:, :, start:].clone()
+        return replace(self, k=k, v=v, mask=mask, log_gate=gates)
 
     @property
     def places(self) -> Int[Tensor, "b n"]:
@@ -198,18 +223,23 @@ class SoftmaxState(Recurrent):
         # Pads that stood behind go to the front as well, where `rollback` does not count them.
         order = mask.int().argsort(dim=1, stable=True)[:, n - int(mask.sum(dim=1).max()) :]
         k, v = (x.take_along_dim(order[:, None, :, None], dim=2) for x in (k, v))
+        gates = [x.log_gate for x in states if x.log_gate is not None]
+        log_gate = None
+        if gates:
+            log_gate = torch.cat([F.pad(x, (n - x.shape[2], 0)) for x in gates])
+            log_gate = log_gate.take_along_dim(order[:, None], dim=2)
         length = torch.cat([x.length for x in states])
-        return SoftmaxState(k, v, mask.take_along_dim(order, dim=1), length=length)
+        return SoftmaxState(k, v, mask.take_along_dim(order, dim=1), log_gate, length=length)
 
     def merge(self, later: "SoftmaxState") -> "SoftmaxState":
         """The state after A then B, from the state after A and the one after B alone."""
-        both = self.advance(k=later.k, v=later.v, key_mask=later.mask)
+        both = self.advance(k=later.k, v=later.v, key_mask=later.mask, log_gate=later.log_gate)
         return replace(both, length=self.length + later.length)
 
     def without_values(self) -> "SoftmaxState":
         """What tells how much had been read: its length, and no keys."""
         k, v = (x.new_empty(*x.shape[:2], 0, x.shape[3]) for x in (self.k, self.v))
-        return replace(self, k=k, v=v, mask=None)
+        return replace(self, k=k, v=v, mask=None, log_gate=None)
 
     def layout(self) -> dict[str, list[int]]:
         """Heads and width of keys and values: what stays the same as tokens are read."""
@@ -232,11 +262,35 @@ class SoftmaxState(Recurrent):
         mask = None if self.mask is None else self.mask[:, :n_kept]
         taken = n if self.mask is None else self.mask[:, n_kept:].sum(dim=1)
         k, v = self.k[:, :, :n_kept], self.v[:, :, :n_kept]
-        return replace(self, k=k, v=v, mask=mask, length=self.length - taken)
+        gates = None if self.log_gate is None else self.log_gate[:, :, :n_kept]
+        return replace(self, k=k, v=v, mask=mask, log_gate=gates, length=self.length - taken)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, sees: Tensor | None, dropout: float) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=sees, dropout_p=dropout)
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sees: Tensor | None,
+    dropout: float,
+    log_gate: Tensor | None = None,
+    *,
+    is_causal: bool = False,
+) -> Tensor:
+    given: dict[str, Any] = {"dropout_p": dropout, "is_causal": is_causal}
+    if log_gate is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=sees, **given)
+    # With C the running sum of log gates, C_i - C_j comes to a score. C_i is the same for all keys
+    # and cancels in the softmax, so it is enough that keys have -C_j as one feature more, and
+    # queries a 1: no matrix of biases, and the fast kernels stay. They want values as wide.
+    dtype, width, n_value = accumulator(q, k, v), q.shape[-1], v.shape[-1]
+    if sees is not None and sees.is_floating_point():
+        sees = sees.to(dtype)
+    with as_given(q):
+        lift = -log_gate.to(dtype).cumsum(dim=-1).unsqueeze(-1)
+        q1 = F.pad(q.to(dtype) / math.sqrt(width), (0, 1), value=1.0)
+        k1, v0 = torch.cat([k.to(dtype), lift], dim=-1), F.pad(v.to(dtype), (0, 1))
+        o = F.scaled_dot_product_attention(q1, k1, v0, attn_mask=sees, scale=1.0, **given)
+    return o[..., :n_value].to(v.dtype)
 
 
 def _sight(

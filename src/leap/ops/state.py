@@ -95,7 +95,14 @@ class State:
 
     def layout(self) -> dict[str, list[int]]:
         """Shape of each tensor, but for what differs between states of one layer."""
-        return {name: list(x.shape[1:]) for name, x in self.tensors().items()}
+        found: dict[str, list[int]] = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, Tensor):
+                found[f.name] = list(value.shape[1:])
+            elif isinstance(value, State):
+                found |= {f"{f.name}.{name}": x for name, x in value.layout().items()}
+        return found
 
     def save(self, path: str | Path) -> None:
         """Write the state to a safetensors file, for `load_state` to read anywhere."""

@@ -69,6 +69,14 @@ def test_short_forms_are_read():
     assert parse_model("leap:global").windows == "global"
     assert parse_model("hybrid").attention == "leap,leapformer"
     assert parse_model("leapformer:none").position_embedding == "none"
+    assert parse_model("softmax:rotary:conv4").convolution == 4
+    assert parse_model("softmax:gate").gate == "head"
+    assert parse_model("linear:gate-channel:conv2").gate == "channel"
+
+
+def test_gates_and_convolutions_are_of_one_model(config):
+    runs = run_configs(replace(config, models=("softmax:gate:conv4", "softmax:rotary")))
+    assert [(run.gate, run.convolution) for run in runs.values()] == [("head", 4), (None, None)]
 
 
 def test_a_table_and_curves_come_out_and_models_that_are_done_are_kept(config):

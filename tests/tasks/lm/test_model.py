@@ -80,6 +80,13 @@ def test_windows_double_or_are_as_given():
     assert build(attention="leap", windows="3,global").config.windows == [3, None]
 
 
+@pytest.mark.parametrize("attention", ["leapformer", "softmax"])
+def test_gates_and_convolutions_are_passed_on(attention):
+    config = build(attention=attention, gate="head", convolution=4).config
+    assert (config.gate, config.convolution) == ("head", 4)
+    assert build(attention=attention).config.gate is None
+
+
 def test_formulation_is_passed_on():
     assert build(attention="leap", formulation="leap-elu").config.formulation == "leap-elu"
 
@@ -96,6 +103,10 @@ def test_formulation_is_passed_on():
         ({"windows": "global"}, "are of LEAP layers, and attention=leapformer has none"),
         ({"attention": "gpt2", "formulation": "leap-elu"}, "are of LEAP layers, and gpt2 has none"),
         ({"attention": "gpt2", "position_embedding": "rotary"}, "gpt2 has learned positions"),
+        ({"attention": "gpt2", "convolution": 4}, "gpt2 has neither gate=None nor convolution=4"),
+        ({"attention": "leap", "gate": "head"}, "LEAP layers have no gates"),
+        ({"attention": "softmax", "gate": "channel"}, "use gate='head'"),
+        ({"convolution": 1}, "convolution=1 would meet no other token"),
         ({"attention": "leap", "formulation": "leap-2"}, "formulation='leap-2' is not known"),
     ],
     ids=str,

@@ -39,7 +39,7 @@ def attend(
     # Attending to a column of ones yields the normaliser.
     v = torch.nn.functional.pad(tokens.v.to(total), (0, 1), value=1.0)
     tokens = tokens._replace(q=q * scale, v=v)
-    later = torch.nn.functional.pad(log_gate[:, :, 1:], (0, 1))
+    later = torch.nn.functional.pad(log_gate, (0, 1))[:, :, 1:]
     back = causally(_reversed(tokens), later.flip(2)).flip(2)
     own = (tokens.q * tokens.k.to(total)).sum(-1, keepdim=True)
     if tokens.x is not None and tokens.y is not None:

@@ -20,10 +20,17 @@ import torch
 
 from leap.errors import ConfigError
 from leap.layers import FORMULATIONS
+from leap.layers.gate import Gate
 from leap.models import usable_as
 from leap.models.config import PositionEmbedding
 from leap.tasks.lm.data import Blocks, TextRead, read_corpus
-from leap.tasks.lm.model import BASELINE, ModelConfig, SizeConfig, build_model
+from leap.tasks.lm.model import (
+    BASELINE,
+    MechanismConfig,
+    ModelConfig,
+    SizeConfig,
+    build_model,
+)
 from leap.tasks.lm.tokenizer import make_tokenizer
 from leap.tasks.lm.train import TextConfig, TrainConfig, prepare, run_folder, train
 from leap.training import Recipe, RunFolder, Status, plot_curves, processes
@@ -37,6 +44,12 @@ PeakBytes = Callable[[Callable[[], object], torch.device], int]
 
 MIB = 2**20
 POSITIONS: tuple[str, ...] = get_args(PositionEmbedding)
+GATES: dict[str, Gate] = {"gate": "head", "gate-channel": "channel"}
+PROPORTIONS: dict[str, dict[str, Any]] = {
+    "paper": {"proportion": "learned"},
+    "travelled": {"proportion": "travelled"},
+    "constant": {"proportion": "travelled", "constant_steps": True},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +72,10 @@ class CompareConfig(Recipe, SizeConfig, TextConfig):
         "hybrid",
     )
     """Models: gpt2, or an attention with options after colons: for leap global or windowed, and a
-    formulation (leap:windowed:leap-1.0); for any a kind of position (leapformer:rotary). Several
-    attentions with commas take turns; hybrid is leap,leapformer."""
+    formulation (leap:windowed:leap-1.0); for any a kind of position (leapformer:rotary), a
+    convolution of some taps (softmax:rotary:conv4), gate or gate-channel; for leapformer paper,
+    travelled or constant (steps), and clocks2. Several attentions with commas take turns; hybrid is
+    leap,leapformer."""
     data: str | None = "wikitext-2"
     """Text, as for leap lm train."""
     train_tokenizer: int | None = 8192
@@ -125,10 +140,18 @@ def parse_model(text: str) -> ModelConfig:
             config = replace(config, windows="global" if option == "global" else "doubling")
         elif option in POSITIONS:
             config = replace(config, position_embedding=cast(PositionEmbedding, option))
+        elif option in GATES:
+            config = replace(config, gate=GATES[option])
+        elif option.startswith("conv") and option[4:].isdecimal():
+            config = replace(config, convolution=int(option[4:]))
+        elif option in PROPORTIONS:
+            config = replace(config, **PROPORTIONS[option])
+        elif option.startswith("clocks") and option[6:].isdecimal():
+            config = replace(config, clocks=int(option[6:]))
         else:
             raise ConfigError(
                 f"models: option {option!r} in {text!r} is not known; there are global, windowed, "
-                f"{', '.join([*FORMULATIONS, *POSITIONS])}"
+                f"{', '.join([*FORMULATIONS, *POSITIONS, *GATES, *PROPORTIONS])}, conv4, clocks2"
             )
     return config
 
@@ -193,7 +216,7 @@ def run_configs(config: CompareConfig) -> dict[str, TrainConfig]:
     runs = {}
     for text in config.models:
         model = parse_model(text)
-        own = {name: getattr(model, name) for name in ("attention", "formulation", "windows")}
+        own = {f.name: getattr(model, f.name) for f in fields(MechanismConfig)}
         if model.position_embedding is not None:
             own["position_embedding"] = model.position_embedding
         folder = config.output / text.replace(":", "-").replace(",", "+")

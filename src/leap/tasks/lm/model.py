@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from leap.errors import ConfigError, FileError, LeapError
+from leap.layers.gate import Gate
 from leap.models import (
     ATTENTIONS,
     LeapConfig,
@@ -68,6 +69,21 @@ class MechanismConfig:
     windows: str = "doubling"
     """Windows of LEAP layers: doubling (4, 8, 16, ..., the last layer global), global, or one a
     layer (4,8,global)."""
+    gate: Gate | None = None
+    """How attentions learn to forget: a gate a head, or in linear ones a channel; not in LEAP."""
+    convolution: int | None = None
+    """Taps of a short convolution over the projections of attentions, usually 4."""
+    proportion: Literal["travelled", "learned"] | None = None
+    """How LeaPformer knows where tokens stand: by steps that are added up, or read off each token
+    as in the paper; by default the model's."""
+    clocks: int | None = None
+    """Frequencies of each head by which travelled places are compared; 1 by default."""
+    constant_steps: bool = False
+    """Let every token step as far as any other, so that of travelled places only clocks learn."""
+    proportion_hidden: int | None = None
+    """Hidden units of the nets that learn proportions or steps."""
+    proportion_per_head: bool | None = None
+    """Whether each head has a proportion or step of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +100,13 @@ def build_config(config: ModelConfig, tokenizer: TextTokenizer, length: int) -> 
         "n_heads": config.n_head,
         "position_embedding": config.position_embedding,
         "hidden_dropout_prob": config.dropout,
+        "gate": config.gate,
+        "convolution": config.convolution,
+        "proportion": config.proportion,
+        "clocks": config.clocks,
+        "constant_steps": config.constant_steps or None,
+        "proportion_hidden": config.proportion_hidden,
+        "proportion_per_head": config.proportion_per_head,
     }
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     changes |= {
@@ -114,6 +137,8 @@ def build_config(config: ModelConfig, tokenizer: TextTokenizer, length: int) -> 
             f"formulation={config.formulation} and windows={config.windows} are of LEAP layers, "
             f"and attention={config.attention} has none"
         )
+    if changes["attention"] == "leap" and config.gate is not None:
+        raise ConfigError(f"gate={config.gate}: LEAP layers have no gates to forget by; drop it")
     if changes["attention"] == "leap" and all(w is None for w in changes["window_sizes"]):
         changes |= {"window_sizes": None, "use_local_att": False}
     if config.preset is not None:
@@ -252,6 +277,11 @@ def _model_folder(path: Path) -> Path:
 def _gpt2(config: ModelConfig, settings: Mapping[str, Any]) -> GPT2Config:
     if config.formulation is not None or config.windows != "doubling":
         raise ConfigError("formulation and windows are of LEAP layers, and gpt2 has none")
+    if config.gate is not None or config.convolution is not None:
+        raise ConfigError(
+            f"gpt2 has neither gate={config.gate} nor convolution={config.convolution}; "
+            "use attention=softmax"
+        )
     if config.position_embedding not in (None, "learned"):
         raise ConfigError(
             f"gpt2 has learned positions, not {config.position_embedding}; leave them out"
