@@ -10,6 +10,7 @@ from torch.testing import assert_close
 from leap.errors import InputError
 from leap.ops import DeltaState, LinearState, causal_delta_attention, load_state
 from leap.ops.delta import CHUNK_SIZE, causal_delta_attention_reference
+from leap.ops.delta.chunked import attend_chunks
 from leap.ops.tolerance import TOLERANCES, relative_error
 
 
@@ -335,6 +336,13 @@ def test_compiled_gives_the_same_numbers(shapes_unchecked):
 
     compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
     assert_same_with_gradients(compiled(*inputs), run(*inputs), inputs)
+
+
+def test_the_compiler_finds_nothing_wrong_with_the_custom_op(shapes_unchecked):
+    q, k, v, beta, gate = (x.detach().unflatten(2, (-1, 8)) for x in make_inputs(24, batch=1))
+    inputs = q, k, v, beta.unsqueeze(-1), gate.unsqueeze(-1), torch.rand(1, 3, 5, 4).double()
+    inputs = [x.flatten(0, 1).requires_grad_() for x in inputs]
+    torch.library.opcheck(attend_chunks, inputs)
 
 
 # Bad input

@@ -7,19 +7,9 @@
     |k_t| = 1                  or the state may grow without bounds
 
 From Gated Delta Networks: Improving Mamba2 with Delta Rule (Yang, Kautz, Hatamizadeh, 2024, arXiv
-2412.06464). With l = 0 it is DeltaNet (Yang et al., 2024, arXiv 2406.06484), from which the chunked
-form comes. Written by what each token changes, u_t, a chunk that begins with the state S is
+2412.06464). With l = 0 it is DeltaNet (Yang et al., 2024, arXiv 2406.06484).
 
-    S_t = a_t S_{t-1} + k_t u_t^T       u_t = b_t (v_t - a_t S_{t-1}^T k_t)
-    (I + M) U = b V - b e^L K S         M_ij = b_i e^(L_i - L_j) k_i . k_j     for j < i
-    O = e^L Q S + A U                   A_ij = e^(L_i - L_j) q_i . k_j         for j <= i
-    S_end = e^L_end S + K'^T U          K'_j = e^(L_end - L_j) k_j             L_i = l_1 + ... + l_i
-
-The triangular system is solved for b V and for b e^L K before S is known, U = V' - W S, so that all
-is done for all chunks at once but S_end = (e^L_end I - K'^T W) S + K'^T V', which goes from chunk
-to chunk, in O(t). An exponent is the sum of the gates between two tokens, so never positive.
-
-Axes: b batch, h heads, t tokens, f features, e values; r = b h rows, n chunks, c tokens of a chunk.
+Axes: b batch, h heads, t tokens, f features, e values.
 """
 
 from dataclasses import replace
@@ -31,34 +21,15 @@ from torch import Tensor
 
 from leap.errors import InputError
 from leap.ops.checks import check_axes, check_floating, check_key_mask, check_same, shape
+from leap.ops.delta.chunked import attend
+from leap.ops.delta.reference import causal_delta_attention_reference
 from leap.ops.linear.gated import LOWEST
 from leap.ops.packing import run_packed
 from leap.ops.state import Recurrent, accumulator, as_given, count_tokens, mask_tokens, state
 
+__all__ = ["DeltaState", "causal_delta_attention", "causal_delta_attention_reference"]
+
 CHUNK_SIZE = 32
-
-
-def causal_delta_attention_reference(
-    q: Float[Tensor, "b h t f"],
-    k: Float[Tensor, "b h t f"],
-    v: Float[Tensor, "b h t e"],
-    beta: Float[Tensor, "b h t"],
-    *,
-    log_gate: Float[Tensor, "b h t"] | None = None,
-    key_mask: Bool[Tensor, "b t"] | None = None,
-) -> tuple[Float[Tensor, "b h t e"], Float[Tensor, "b h f e"]]:
-    """The formula as written, token by token: outputs, and S after the last."""
-    s = torch.zeros_like(k[:, :, :1].mT @ v[:, :, :1])
-    eye = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device)
-    outputs = []
-    for i in range(k.shape[2]):
-        q_i, k_i, v_i = (x[:, :, i : i + 1] for x in (q, k, v))
-        b_i = beta[:, :, i, None, None]
-        a_i = torch.ones_like(b_i) if log_gate is None else log_gate[:, :, i, None, None].exp()
-        after = a_i * (eye - b_i * k_i.mT @ k_i) @ s + b_i * k_i.mT @ v_i
-        s = after if key_mask is None else after.where(key_mask[:, i, None, None, None], s)
-        outputs.append(q_i @ s)
-    return torch.cat(outputs, dim=2), s
 
 
 @state
@@ -164,7 +135,7 @@ def causal_delta_attention(
         if q.shape[2] == 1:
             o, s = _step(*inputs, gate, before.s)
         else:
-            o, s = _chunked(*inputs, gate, before.s, min(chunk_size or CHUNK_SIZE, q.shape[2]))
+            o, s = attend(*inputs, gate, before.s, min(chunk_size or CHUNK_SIZE, q.shape[2]))
     after = DeltaState(s=s, length=before.length + count_tokens(k, key_mask))
     if before.trail is not None:
         if key_mask is None:
@@ -185,54 +156,6 @@ def _step(
     change = (v - k @ s) * beta.unsqueeze(-1)
     s = torch.addcmul(s, k.mT, change)
     return q @ s, s
-
-
-def _chunked(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_gate: Tensor | None, s: Tensor, size: int
-) -> tuple[Tensor, Tensor]:
-    """Attended values `[b, h, t, e]`, and S after the last token."""
-    (b, h, t, f), e = k.shape, v.shape[-1]
-    if log_gate is None:
-        log_gate = torch.zeros_like(beta)
-    q, k, v = (_cut(x, size) for x in (q, k, v))
-    beta, log_gate = (_cut(x.unsqueeze(-1), size) for x in (beta, log_gate))
-
-    left = _left_between(log_gate)  # [r, n, c, c]
-    since = log_gate.cumsum(2).exp()
-    scores = (q @ k.mT) * left
-    system = (k @ k.mT) * left * beta  # Its diagonal is taken to be 1.
-    given = torch.cat([v, k * since], dim=-1) * beta
-    solved = torch.linalg.solve_triangular(system, given, upper=False, unitriangular=True)
-
-    within, of_state = (scores @ solved).split([e, f], dim=-1)
-    kept = k * left[:, :, -1].unsqueeze(-1)
-    added, removed = (kept.mT @ solved).split([e, f], dim=-1)
-    eye = torch.eye(f, dtype=k.dtype, device=k.device)
-    passed = eye * since[:, :, -1:] - removed
-    states = [s.reshape(b * h, f, e)]
-    for passed_c, added_c in zip(passed.unbind(1), added.unbind(1), strict=True):
-        states.append(torch.baddbmm(added_c, passed_c, states[-1]))
-
-    o = within + (q * since - of_state) @ torch.stack(states[:-1], dim=1)
-    return o.reshape(b, h, -1, e)[:, :, :t], states[-1].view(b, h, f, e)
-
-
-def _cut(x: Tensor, size: int) -> Tensor:
-    """`[b, h, t, width]` in chunks `[r, n, c, width]`, filled up by zeros, which change nothing."""
-    x = torch.nn.functional.pad(x, (0, 0, 0, -x.shape[2] % size))
-    return x.reshape(x.shape[0] * x.shape[1], -1, size, x.shape[-1])
-
-
-def _left_between(log_gate: Tensor) -> Tensor:
-    """What is left of token j at token i of a chunk, e^(l_{j+1} + ... + l_i), 0 for j > i.
-
-    Sums of the gates between them, by a product with ones: the difference of two sums from the
-    chunk's beginning would lose its digits behind a gate that forgets all.
-    """
-    c = log_gate.shape[2]
-    ones = log_gate.new_ones(c, c).tril()
-    unseen = torch.full_like(ones, -torch.inf).triu(1)
-    return (ones @ (log_gate * ones.tril(-1)) + unseen).exp()
 
 
 def _begin(q: Tensor, k: Tensor, v: Tensor, state: DeltaState | None) -> DeltaState:
