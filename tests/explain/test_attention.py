@@ -1,5 +1,7 @@
 """Promises of `explain`: the model's own weights, for every kind of model."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -45,6 +47,17 @@ def test_every_token_takes_shares_of_those_before_it(model):
     assert len(found.names) == n_layer
     assert (found.weights >= 0).all() and not found.weights.triu(1).any()
     assert_close(found.weights.sum(-1), torch.ones(2, n_layer, 2, 9, dtype=torch.double))
+
+
+@pytest.mark.parametrize("name", ["hybrid", "gpt2"])
+def test_texts_explained_in_threads_have_what_each_has_alone(name):
+    model = MODELS[name]().double()  # In training, as it is again afterwards.
+    texts = [make_ids(1, n) for n in range(5, 17)]
+    alone = [explain(model, text).weights for text in texts]
+    with ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(lambda text: explain(model, text).weights, texts))
+    assert_close(found, alone)
+    assert model.training
 
 
 @pytest.mark.parametrize("name", ["leap", "hybrid"])

@@ -7,8 +7,7 @@ are formed for the text at hand in O(t^2), which the model itself never does.
 Axes: b batch, l layers, h heads, t tokens.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,9 +79,12 @@ def explain(
     if input_ids.ndim != 2 or not input_ids.numel():
         raise InputError(f"input_ids are {list(input_ids.shape)}; expected [batch, tokens]")
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
-    watched = [module for module in model.modules() if isinstance(module, Attention)]
-    with _evaluating(model):
-        found = _watch(model, watched, inputs) if watched else _ask(model, inputs)
+    # On a copy that has the same weights, since others may use the model at the same time.
+    tensors = [*model.parameters(), *model.buffers()]
+    copied: Any = deepcopy(model, {id(tensor): tensor for tensor in tensors})
+    copied.eval()
+    watched = [module for module in copied.modules() if isinstance(module, Attention)]
+    found = _watch(copied, watched, inputs) if watched else _ask(copied, inputs)
     return Explanation(torch.stack(found, dim=1), _names(model, len(found)))
 
 
@@ -96,40 +98,22 @@ def _watch(
         used = {name: options.get(name) for name in ("key_mask", "positions")}
         weights.append(layer.weights(given[0], **used))
 
-    hooks = [layer.register_forward_hook(look, with_kwargs=True) for layer in layers]
-    try:
-        model(**inputs, use_cache=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    for layer in layers:
+        layer.register_forward_hook(look, with_kwargs=True)
+    model(**inputs, use_cache=False)
     return weights
 
 
 def _ask(model: PreTrainedModel, inputs: dict[str, Tensor | None]) -> list[Tensor]:
     """The weights of a Hugging Face model, which forms them if it attends in the plain way."""
-    usual = model.config._attn_implementation
     model.set_attn_implementation("eager")
-    try:
-        found = getattr(model(**inputs, output_attentions=True, use_cache=False), "attentions", ())
-    finally:
-        model.set_attn_implementation(usual)
+    found = getattr(model(**inputs, output_attentions=True, use_cache=False), "attentions", ())
     if not found or any(weights is None for weights in found):
         raise InputError(
             f"this model ({model.config.model_type}) does not tell what it attended to; "
             "give one of leap, or one that returns its attentions"
         )
     return list(found)
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Without dropout, whatever the model is otherwise doing."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
 
 
 def _names(model: PreTrainedModel, n_layer: int) -> tuple[str, ...]:

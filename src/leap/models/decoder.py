@@ -11,6 +11,7 @@ Axes: b batch, t target tokens, s source states, d hidden size.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -77,9 +78,13 @@ class TranslationLayer(GradientCheckpointingLayer):
         *,
         positions: Tensor,
         written_mask: Tensor | None = None,
+        earlier: Sequence[State] = (),
         **seen: Any,
-    ) -> tuple[Tensor, State | None, State | None]:
+    ) -> tuple[Tensor, State | None, State | None, Tensor | None]:
         """Pass tokens through: what becomes of them, and of what was written and read.
+
+        The last of what is returned tells how the cross-attention is shared out, if that is asked
+        for by `earlier`.
 
         Args:
             x: target tokens.
@@ -87,15 +92,21 @@ class TranslationLayer(GradientCheckpointingLayer):
             read: state of the source as far as it was read; None if it is given.
             positions: of the tokens.
             written_mask: true at real tokens of x.
+            earlier: states of the source on the way to `read`, to tell the shares of.
             seen: what the cross-attention takes: source, its key_mask, visible.
         """
         y, written = self.attention(
             self.attention_norm(x), written, key_mask=written_mask, positions=positions
         )
         x = x + self.dropout(y)
-        y, read = self.cross_attention(self.cross_norm(x), read, positions=positions, **seen)
+        cross: Any = self.cross_attention
+        asking = self.cross_norm(x)
+        shares = None
+        if earlier:
+            shares = cross.shares(asking, read, earlier, positions=positions)
+        y, read = cross(asking, read, positions=positions, **seen)
         x = x + self.dropout(y)
-        return x + self.feed_forward(self.feed_forward_norm(x)), written, read
+        return x + self.feed_forward(self.feed_forward_norm(x)), written, read, shares
 
 
 class Decoder(LeapformerPreTrainedModel):
@@ -176,7 +187,7 @@ class Decoder(LeapformerPreTrainedModel):
                 "visible is a schedule for tokens given all at once; to write and read in turn, "
                 "use model.read and model.write"
             )
-        x, written_after, read_after = self._run(
+        x, written_after, read_after, _ = self._run(
             x, written, read, position_ids, written_mask=key_mask, **seen
         )
         if cache is not None:
@@ -204,13 +215,33 @@ class Decoder(LeapformerPreTrainedModel):
 
     def write(self, tokens: Tensor, states: States) -> tuple[Tensor, States]:
         """Go on from target tokens `[b, t]`: hidden states, and what to go on with."""
+        x, after, _ = self.write_with_shares(tokens, states, ())
+        return x, after
+
+    def write_with_shares(
+        self, tokens: Tensor, states: States, earlier: Sequence[State]
+    ) -> tuple[Tensor, States, Tensor | None]:
+        """As `write`, with the last layer's attention to the source, shared out.
+
+        Args:
+            tokens: target tokens `[b, t]`.
+            states: what to go on from.
+            earlier: n states of the last cross-attention, from the first chunks on, of which
+                `without_values` is enough.
+
+        Returns:
+            Hidden states, what to go on with, and how much of the attention of each token and head
+            is on what each of the earlier states had read, `[b, h, t, n]`; None if there are none.
+        """
         x = self._embedded(tokens)
         written, read = states.of("self"), states.of("cross")
         if not read:
             raise InputError("nothing has been read to write about; call read first")
         positions = token_positions(x, written[0] if written else None)  # type: ignore[arg-type]
-        x, after, _ = self._run(x, written or [None] * len(self.layers), read, positions)
-        return x, states.with_part("self", after)
+        x, after, _, shares = self._run(
+            x, written or [None] * len(self.layers), read, positions, earlier
+        )
+        return x, states.with_part("self", after), shares
 
     def _run(
         self,
@@ -218,17 +249,20 @@ class Decoder(LeapformerPreTrainedModel):
         written: Any,
         read: Any,
         positions: Tensor,
+        earlier: Sequence[State] = (),
         **seen: Any,
-    ) -> tuple[Tensor, list[Any], list[Any]]:
+    ) -> tuple[Tensor, list[Any], list[Any], Tensor | None]:
         if self.embed_positions is not None:
             x = x + self.embed_positions(positions).to(x.dtype)
         x = self.dropout(x)
-        written_after, read_after = [], []
+        written_after, read_after, shares = [], [], None
         for i, layer in enumerate(self.layers):
-            x, own, source = layer(x, written[i], read[i], positions=positions, **seen)
+            if earlier and i == len(self.layers) - 1:
+                seen["earlier"] = earlier
+            x, own, source, shares = layer(x, written[i], read[i], positions=positions, **seen)
             written_after.append(own)
             read_after.append(source)
-        return self.norm(x), written_after, read_after
+        return self.norm(x), written_after, read_after, shares
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         return self.embed_tokens(tokens) * math.sqrt(self.config.hidden_size)

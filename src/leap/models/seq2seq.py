@@ -14,6 +14,7 @@ where states of linear attention are of constant size. They are values: to take 
 from the states before it.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from leap.models.encoder import Encoder, SpeechEncoder, TextEncoder
 from leap.models.loss import IGNORED, linear_cross_entropy
 from leap.models.seq2seq_config import LeapformerSeq2SeqConfig, LeapformerSpeechConfig
 from leap.models.states import States
-from leap.ops.state import accumulator
+from leap.ops.state import State, accumulator
 
 
 class LeapformerSeq2SeqPreTrainedModel(LeapformerPreTrainedModel):
@@ -281,8 +282,15 @@ class LeapformerForSeq2SeqLM(LeapformerSeq2SeqPreTrainedModel, GenerationMixin):
 
     def write(self, tokens: Tensor, states: States) -> tuple[Tensor, States]:
         """Write target tokens `[b, t]`: logits `[b, t, vocab_size]` of what follows each."""
-        x, states = self.model.decoder.write(tokens, states)
-        return self.lm_head(x), states
+        logits, states, _ = self.write_with_shares(tokens, states, ())
+        return logits, states
+
+    def write_with_shares(
+        self, tokens: Tensor, states: States, earlier: Sequence[State]
+    ) -> tuple[Tensor, States, Tensor | None]:
+        """As `write`, with the attention that goes to the source; see `Decoder`."""
+        x, states, shares = self.model.decoder.write_with_shares(tokens, states, earlier)
+        return self.lm_head(x), states, shares
 
     def _loss(self, x: Tensor, labels: Tensor) -> Tensor:
         target = labels.flatten().to(x.device)

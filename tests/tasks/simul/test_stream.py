@@ -1,5 +1,8 @@
 """Streams: the words of batch decoding under the same schedule, however the source is cut."""
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -204,6 +207,29 @@ def test_a_pool_gives_each_stream_what_it_has_alone(vocabulary, policy, speech):
     assert alone[0] and alone[2] == ""
 
 
+@pytest.fixture
+def often_switched():
+    """Threads take turns thousands of times per second, so that what they share shows."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(usual)
+
+
+@pytest.mark.parametrize("policy", ["wait-2", *ADAPTIVE], ids=name)
+@pytest.mark.parametrize("window", [None, 5], ids=["leapformer", "softmax-window"])
+def test_streams_in_threads_have_what_each_has_alone(vocabulary, policy, window, often_switched):
+    interpreter = make(vocabulary, policy, window=window)
+    sources = [TEXT, "seven nine five", "one five hundred seven", "five thousand one"]
+
+    def translate(_):
+        return [run(interpreter.stream(), list(source)) for source in sources]
+
+    alone = translate(0)
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(translate, range(3))) == [alone] * 3
+
+
 def test_what_a_policy_does_not_trust_is_not_written(vocabulary):
     wary, bold = (make(vocabulary, TailMass(share)).stream() for share in (1e-9, 1.0))
     for stream in (wary, bold):
@@ -361,14 +387,14 @@ def test_a_list_of_words_completes_the_one_that_was_begun(vocabulary):
 @pytest.mark.parametrize("policy", ["wait-1", *ADAPTIVE], ids=name)
 def test_a_model_that_always_ends_does_not_end_before_the_source(vocabulary, policy):
     interpreter = make(vocabulary, policy)
-    write = interpreter.model.write
+    write = interpreter.model.write_with_shares
 
-    def ending(tokens, states):
-        logits, after = write(tokens, states)
+    def ending(tokens, states, earlier):
+        logits, *after = write(tokens, states, earlier)
         logits[..., EOS] = 1e3
-        return logits, after
+        return logits, *after
 
-    interpreter.model.write = ending
+    interpreter.model.write_with_shares = ending
     stream = interpreter.stream()
     assert stream.push([*TEXT.split()]) == []
     assert len(stream.finish()) == 1  # A source that says something has a translation.
@@ -377,31 +403,31 @@ def test_a_model_that_always_ends_does_not_end_before_the_source(vocabulary, pol
 @pytest.mark.parametrize("wanted", [EOS, "▁"])
 def test_a_lone_space_is_no_translation(vocabulary, wanted):
     interpreter = make(vocabulary, "wait-1")
-    write, space = interpreter.model.write, vocabulary.pieces.index("▁")
+    write, space = interpreter.model.write_with_shares, vocabulary.pieces.index("▁")
 
-    def spacing(tokens, states):
-        logits, after = write(tokens, states)
+    def spacing(tokens, states, earlier):
+        logits, *after = write(tokens, states, earlier)
         logits[..., space if wanted == "▁" else wanted] = 1e2
         logits[tokens == BOS, space] = 1e3
-        return logits, after
+        return logits, *after
 
-    interpreter.model.write = spacing
+    interpreter.model.write_with_shares = spacing
     assert len(run(interpreter.stream(), [TEXT])) > 0
 
 
 @pytest.mark.parametrize("policy", ["wait-1", "offline", *ADAPTIVE], ids=name)
 def test_a_model_that_never_ends_is_stopped(vocabulary, policy):
     interpreter = make(vocabulary, policy, longest=1.5)
-    write, n_written = interpreter.model.write, []
+    write, n_written = interpreter.model.write_with_shares, []
     begins = next(i for i, piece in enumerate(vocabulary.pieces) if i > 3 and piece[0] == "▁")
 
-    def endless(tokens, states):
+    def endless(tokens, states, earlier):
         n_written.append(tokens)
-        logits, after = write(tokens, states)
+        logits, *after = write(tokens, states, earlier)
         logits[..., begins] = 1e3
-        return logits, after
+        return logits, *after
 
-    interpreter.model.write = endless
+    interpreter.model.write_with_shares = endless
     words = run(interpreter.stream(), [TEXT]).split()
     n_states = len(vocabulary.encode(TEXT)) + 1
     assert len(words) == int(1.5 * n_states) + FEW or vocabulary.pieces[begins] == "▁"

@@ -15,8 +15,7 @@ A stream is small: it can be forked, saved, and stepped with many others as one 
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -113,10 +112,10 @@ class Interpreter:
         start = model.config.decoder_start_token_id
         self.start = BOS if start is None else start
         self.space = vocabulary.pieces.index(SPACE) if SPACE in vocabulary.pieces else None
-        self.cross: Any = model.get_decoder().layers[-1].cross_attention
-        if policy.window and not isinstance(self.cross, DotProductAttention):
+        cross: Any = model.get_decoder().layers[-1].cross_attention
+        if policy.window and not isinstance(cross, DotProductAttention):
             raise ConfigError(f"{policy.name} needs a cross-attention whose weights are known")
-        window = getattr(self.cross, "window", None)
+        window = getattr(cross, "window", None)
         if window is not None and policy.too_new and window <= chunk_size * policy.too_new:
             raise ConfigError(
                 f"{policy.name} trusts nothing of the last {chunk_size * policy.too_new} source "
@@ -173,55 +172,37 @@ class Interpreter:
     def write(
         self, last: Tensor, states: States, may_end: Tensor
     ) -> tuple[Tensor, States, Tensor | None]:
-        """The likeliest pieces after the last ones, and attention to the last chunks, newest first.
+        """The likeliest subwords that follow, and attention to the last chunks, newest first.
 
         Args:
             last: one for each row.
             states: of the rows.
             may_end: whether a row may end here; if not, it has to say something.
         """
-        with self._watched() as seen:
-            scores, after = self.score(last, states, may_end)
+        logits, after, shares = self.model.write_with_shares(
+            last.to(self.model.device).unsqueeze(1), states, states.of("before")
+        )
         attention = None
-        if self.policy.window:
-            shares = self.cross.shares(
-                seen["x"],
-                states.of("cross")[-1],
-                states.of("before"),
-                positions=seen["positions"],
-            )
+        if shares is not None:
             before = shares.mean(dim=1)[:, -1]  # over the heads
             attention = torch.cat([1 - before[:, :1], -before.diff(dim=1)], dim=1)
-        return scores.argmax(dim=-1), after, attention
+        return self._allowed(logits, last, may_end).argmax(dim=-1), after, attention
 
     def score(self, last: Tensor, states: States, may_end: Tensor) -> tuple[Tensor, States]:
-        """Scores of what may follow the last pieces; -inf for what must not."""
-        last = last.to(self.model.device)
-        logits, after = self.model.write(last.unsqueeze(1), states)
+        """Scores of what may follow the last subwords; -inf for what must not."""
+        logits, after = self.model.write(last.to(self.model.device).unsqueeze(1), states)
+        return self._allowed(logits, last, may_end), after
+
+    def _allowed(self, logits: Tensor, last: Tensor, may_end: Tensor) -> Tensor:
+        """Scores of what may follow the last token; -inf for what must not."""
         scores = logits[:, -1].clone()
         scores[:, list(SPELLS_NOTHING)] = -torch.inf
         must_say = ~may_end.to(scores.device)
         scores[must_say, EOS] = -torch.inf
         if self.space is not None:  # One space after another says nothing either.
-            scores[must_say & (last == self.space), self.space] = -torch.inf
-        return scores, after
-
-    @contextmanager
-    def _watched(self) -> Iterator[dict[str, Any]]:
-        """What the last layer asks of the source, if the policy wants to know."""
-        seen: dict[str, Any] = {}
-        if not self.policy.window:
-            yield seen
-            return
-
-        def look(_: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
-            seen.update(x=inputs[0], positions=options["positions"])
-
-        handle = self.cross.register_forward_pre_hook(look, with_kwargs=True)
-        try:
-            yield seen
-        finally:
-            handle.remove()
+            is_space = last.to(scores.device) == self.space
+            scores[must_say & is_space, self.space] = -torch.inf
+        return scores
 
     @torch.no_grad()
     def _blank(self) -> States:
