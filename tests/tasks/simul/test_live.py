@@ -45,6 +45,19 @@ def spoken(run, lines, policy="wait-2"):
     return [stream.push(line) + stream.finish() for line in lines]
 
 
+def test_a_word_without_end_is_refused_while_it_is_still_coming(text_run):
+    read = []
+
+    def endless():
+        for _ in range(100):
+            read.append(b"seven" * 100)
+            yield "seven" * 100
+
+    with pytest.raises(InputError, match=r"a word of 1,500 characters or more, seven"):
+        list(translate(StreamConfig(run=text_run), endless()))
+    assert len(read) == 3
+
+
 def test_text_is_translated_line_by_line(text_run):
     config = StreamConfig(run=text_run, policy="wait-2")
     found = list(translate(config, io.StringIO("\n".join(LINES))))

@@ -1,7 +1,9 @@
 """Streams: the words of batch decoding under the same schedule, however the source is cut."""
 
 import sys
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -445,6 +447,73 @@ def test_a_reset_makes_each_sentence_a_source_of_its_own(vocabulary):
     source = TextSource(vocabulary, reset=5)
     source.push("seven " * 20)
     assert source.pieces.count(EOS) >= 2
+
+
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [
+        ("Dr. Smith came. | He left.", "en"),
+        ("Made in the U.S. by hand. | They left the U.S. | They came.", "en"),
+        ("Fruit, e.g. apples, is 3.14 kg. | Next one!", "en"),
+        ("She met (Dr. Lee) and J. R. Hartley. | two dogs run", "en"),
+        ('"Wait... what?" | "Go home." | Then', "en"),
+        ("Es kam am 3. Oktober z.B. Dr. Haus. | Die Stadt.", "de"),
+    ],
+)
+def test_sentences_end_where_they_do_and_not_at_every_full_stop(vocabulary, text, language):
+    expected = [each.split() for each in text.split("|")]
+
+    def sentences(parts):
+        source, found = TextSource(vocabulary, reset=1000, language=language), []
+        source.vocabulary = SimpleNamespace(encode=lambda word: [word])
+        for part in parts:
+            source = source.fork()
+            source.push(part)
+        source.finish()
+        while (pieces := list(source.pieces)) != []:
+            end = pieces.index(EOS)
+            found.append(pieces[:end])
+            source.pieces = deque(pieces[end + 1 :])
+        return found
+
+    whole = text.replace(" | ", " ")
+    assert sentences([whole]) == expected
+    assert sentences([whole[i : i + 3] for i in range(0, len(whole), 3)]) == expected
+
+
+def test_the_end_of_a_sentence_waits_for_no_word_where_none_can_change_it(vocabulary):
+    source = TextSource(vocabulary, reset=1000)
+    source.push("a hat. ")
+    assert source.pieces[-1] == EOS
+    source.push("in the U.S. ")
+    assert source.pieces[-1] != EOS
+    kept = SimpleNamespace(**source.kept())
+    restored = TextSource(vocabulary, reset=1000)
+    restored.restore(kept)
+    for each in (source, restored):
+        before = len(each.pieces)
+        each.push("They ")
+        assert each.pieces[before] == EOS
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [["seven" * 4000], [["seven" * 4000]], ["seven" * 100] * 40],
+    ids=["text", "list", "parts"],
+)
+def test_a_word_without_end_is_an_error_that_leaves_the_streams_as_they_were(vocabulary, parts):
+    interpreter = make(vocabulary, "wait-2")
+    pool = interpreter.pool(2)
+    pool.push(["five ", None])
+    with pytest.raises(InputError, match=r"a word of [\d,]+ characters or more, seven.*1,000 char"):
+        for part in parts:
+            pool.push(["five ", part])
+    n_taken = 1 + len(pool.rows[1].source.begun) // 500
+    assert n_taken <= 3
+    words = pool.push(["one ", None])[0] + pool.finish([0])[0]
+    alone = interpreter.stream()
+    expected = [alone.push("five " * n_taken), alone.push("one "), alone.finish()]
+    assert words == expected[1] + expected[2]
 
 
 def with_pause(milliseconds, first=0.6):

@@ -19,6 +19,7 @@ from leap.tasks.simul.model import build_model, load_run, take_encoder
 from leap.tasks.simul.parallel import write_parallel
 from leap.tasks.simul.prepare import PrepareConfig, load_prepared, prepare
 from leap.tasks.simul.s2t import read_part, write_part
+from leap.tasks.simul.stream import load_trained
 from leap.tasks.simul.train import TrainConfig, train
 
 SMALL = {
@@ -95,6 +96,13 @@ def test_a_run_leaves_a_model_that_can_be_read(trained):
     written = model.generate(**tokens, max_new_tokens=5)
     assert torch.equal(written, same.generate(**tokens, max_new_tokens=5))
     assert (trained / "curve.png").stat().st_size > 1000
+
+
+def test_a_run_knows_the_language_of_its_source(trained):
+    found = load_trained(trained)
+    assert found.model.config.source_language == "en"
+    found.model.config.source_language = "de"
+    assert found.interpreter("wait-3").row().source.language == "de"
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_end(numbers, trained, tmp_path):

@@ -22,6 +22,7 @@ from leap.tasks.simul.audio import read_sound
 from leap.tasks.simul.metrics import Amount, length_adaptive_average_lagging
 from leap.tasks.simul.microphone import Heard, listen
 from leap.tasks.simul.policies import Offline
+from leap.tasks.simul.sources import check_word
 from leap.tasks.simul.stream import Interpreter, Stream, load_trained
 
 LONG = 200
@@ -172,6 +173,7 @@ def _words(text: TextIO) -> Iterator[str | None]:
         is_open = bool(words) or (is_open and not lines)
         is_cut = bool(words) and not begun[-1].isspace()
         begun = words.pop() if is_cut else ""
+        check_word(begun)
         yield from words
     yield from begun.split()
     if is_open:

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from leap.errors import ConfigError, InputError
 from leap.models.fbank import Frames, FrameStream, LeapformerFeatureExtractor
+from leap.tasks.simul.sentences import ends_sentence
 from leap.tasks.simul.vocabulary import EOS, Vocabulary
 
-ENDS = (".", "?", "!", "…", "。")
-"""What the last word of a sentence ends with, quotes and brackets not counted."""
-QUOTES = "\"'»«”“)]"
+LONGEST_WORD = 1000
+"""Characters of a word of the source: longer ones are refused, lest one push takes minutes."""
 SILENCE = 7.0
 """Mean log energy of a frame's bands that counts as sound: that of about three steps of 16 bits."""
 QUIET = 0.0
@@ -45,6 +45,15 @@ class Chunk:
     """Whether it holds anything but silence."""
 
 
+def check_word(word: str) -> None:
+    """Refuse what is too long for a word."""
+    if len(word) > LONGEST_WORD:
+        raise InputError(
+            f"a word of {len(word):,} characters or more, {word[:20]}...; give text whose words, "
+            f"of at most {LONGEST_WORD:,} characters, are separated by white space"
+        )
+
+
 @dataclass
 class TextSource:
     """Text to read.
@@ -52,19 +61,23 @@ class TextSource:
     Args:
         vocabulary: its pieces.
         chunk_size: pieces to a chunk; 0 for whole sentences.
-        reset: end sentences where they end, and at the latest after so many pieces; None to end
+        reset: end sentences where they end, and at the latest after so many subwords; None to end
             only with the source.
+        language: ISO 639 code, for where sentences end.
     """
 
     vocabulary: Vocabulary
     chunk_size: int = 1
     reset: int | None = None
+    language: str = "en"
     pieces: deque[int] = field(default_factory=deque)
     """Those to be read; an end is the end of a sentence."""
     begun: str = ""
     """The beginning of a word whose rest may still come."""
     n_pieces: int = 0
     """Those of this sentence, read or not."""
+    last: str = ""
+    """With resets: the last word of this sentence, which may end with it."""
 
     def push(self, source: str | Sequence[str]) -> None:
         """Take more text, in which white space completes a word; or a list of whole words."""
@@ -75,6 +88,8 @@ class TextSource:
         text = self.begun + source
         words = text.split()
         is_cut = bool(words) and not text[-1].isspace()
+        for word in words:
+            check_word(word)
         self.begun = words.pop() if is_cut else ""
         for word in words:
             self._add(word)
@@ -104,27 +119,37 @@ class TextSource:
         """All there is to save, each with a row for this stream."""
         text = torch.tensor(list(self.begun.encode()), dtype=torch.uint8)
         pieces = torch.tensor(list(self.pieces), dtype=torch.long)
+        last = torch.tensor(list(self.last.encode()), dtype=torch.uint8)
         count = torch.tensor([self.n_pieces])
-        return {"pieces": pieces[None], "begun": text[None], "source_count": count[None]}
+        return {
+            "pieces": pieces[None],
+            "begun": text[None],
+            "last": last[None],
+            "source_count": count[None],
+        }
 
     def restore(self, kept: Any) -> None:
         """Go on from what was saved."""
         self.pieces = deque(kept.pieces[0].tolist())
         self.begun = bytes(kept.begun[0].tolist()).decode()
+        self.last = bytes(kept.last[0].tolist()).decode()
         self.n_pieces = int(kept.source_count[0])
 
     def _add(self, word: str) -> None:
+        if self.last and ends_sentence(self.last, word, self.language):
+            self._end()
         pieces = self.vocabulary.encode(word)
         self.pieces.extend(pieces)
         self.n_pieces += len(pieces)
         if self.reset is not None and self.n_pieces:
-            is_end = word.rstrip(QUOTES).endswith(ENDS)
-            if is_end or self.n_pieces >= self.reset:
+            self.last = word
+            if self.n_pieces >= self.reset or ends_sentence(word, None, self.language):
                 self._end()
 
     def _end(self) -> None:
         self.pieces.append(EOS)
         self.n_pieces = 0
+        self.last = ""
 
 
 class SpeechSource:

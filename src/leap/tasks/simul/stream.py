@@ -54,6 +54,7 @@ class Kept(State):
     drafts: Tensor
     pieces: Tensor | None = None
     begun: Tensor | None = None
+    last: Tensor | None = None
     source_count: Tensor | None = None
     frames: Tensor | None = None
     rest: Tensor | None = None
@@ -75,6 +76,7 @@ class Interpreter:
             so many source states: for sources much longer than those the model was trained on.
         beam: hypotheses to search for the best end of a sentence with, once all of it has been
             read; 1 for greedy decoding to the end.
+        language: ISO 639 code of the source, by which ends of sentences in text are told.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Interpreter:
         longest: float = 2.0,
         reset: int | None = None,
         beam: int = 1,
+        language: str = "en",
     ) -> None:
         is_speech = model.main_input_name == "input_features"
         if is_speech and extractor is None:
@@ -109,6 +112,7 @@ class Interpreter:
         self.longest = longest
         self.reset = reset
         self.beam = beam
+        self.language = language
         start = model.config.decoder_start_token_id
         self.start = BOS if start is None else start
         self.space = vocabulary.pieces.index(SPACE) if SPACE in vocabulary.pieces else None
@@ -143,7 +147,7 @@ class Interpreter:
         row = self.row()
         try:
             row.restore(kept.to("cpu"))
-        except AttributeError as error:
+        except (AttributeError, TypeError) as error:
             raise FileError(f"{path} holds no stream of this kind of source") from error
         return Stream(StreamPool(self, [row], found))
 
@@ -151,7 +155,7 @@ class Interpreter:
         """All of a new stream but the model's states."""
         source: Source
         if self.extractor is None:
-            source = TextSource(self.vocabulary, self.chunk_size, self.reset)
+            source = TextSource(self.vocabulary, self.chunk_size, self.reset, self.language)
         else:
             per_state = self.model.config.frames_per_state
             source = SpeechSource(self.extractor, per_state, self.chunk_size, self.reset)
@@ -594,6 +598,7 @@ class Trained:
             longest=longest,
             reset=reset,
             beam=beam,
+            language=getattr(self.model.config, "source_language", "en"),
         )
 
 

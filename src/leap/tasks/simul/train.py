@@ -88,6 +88,7 @@ def train(config: TrainConfig, progress: Progress | None = None) -> dict[str, An
         model = build_model(
             config, prepared.vocabulary, None if extractor is None else extractor.feature_size
         )
+        model.config.source_language = prepared.facts["source"]
         if config.encoder_from is not None:
             take_encoder(model, prepared.vocabulary, config.encoder_from)
         folder.create({"sentences": read_json(config.data / "data.json")["text"]})
