@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from leap.cli import main
+from leap.models import LeapformerConfig, LeapformerForCausalLM
 from leap.tasks.simul.audio import write_sound
 from leap.tasks.simul.prepare import PrepareConfig, prepare
 from leap.tasks.simul.vocabulary import train_vocabulary
+from leap.training import quiet
 
 pytestmark = pytest.mark.usefixtures("shapes_unchecked")
 SPEECH_TABLE = "id\taudio\tn_frames\ttgt_text\tspeaker\n"
@@ -119,10 +121,50 @@ def test_a_test_that_does_not_fit_the_model(text_run, speech_run, fails, tmp_pat
     assert "no part talks" in fails("eval", "--run", text_run, *options, "--part", "talks")
     assert "no finished run at" in fails("eval", "--run", tmp_path / "gone", *options)
     (tmp_path / "begun").mkdir()
-    (tmp_path / "begun/data.json").write_text("{}")
+    (tmp_path / "begun/data.json").write_text('{"sentences": ""}')
     assert "begun is not finished" in fails("eval", "--run", tmp_path / "begun", *options)
     assert not (tmp_path / "out").exists()
     assert "no finished folder" in fails("eval", "--run", text_run, "--data", tmp_path)
+
+
+@pytest.mark.parametrize("verb", ["stream", "eval"])
+def test_a_run_of_another_task(verb, fails, tmp_path):
+    sizes = {"vocab_size": 20, "hidden_size": 8, "n_heads": 2, "n_layer": 1}
+    language_model = LeapformerForCausalLM(LeapformerConfig(**sizes))
+    with quiet():
+        language_model.save_pretrained(tmp_path / "lm/model")
+    data = {"data": {"text": "digest of a text"}, "begun": {"data": "digest of a task"}}
+    for name, digest in data.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "data.json").write_text(json.dumps(digest))
+    prepare(PrepareConfig(limit=20, vocabulary=300, output=tmp_path / "numbers"))
+    options = ("--data", tmp_path / "numbers") if verb == "eval" else ()
+    assert fails(verb, "--run", tmp_path / "lm", *options) == (
+        f"leap: {tmp_path / 'lm'} holds no translation model, but a leapformer of another task; "
+        "give the run folder of leap simul train\n"
+    )
+    for name in (*data, "numbers"):
+        assert fails(verb, "--run", tmp_path / name, *options) == (
+            f"leap: {tmp_path / name} is of another command; give the run folder of leap simul "
+            "train\n"
+        )
+
+
+def test_data_that_is_a_run(text_run, fails, tmp_path):
+    (tmp_path / "metrics.json").write_text("{}")
+    said = fails("train", "--data", tmp_path, "--output", tmp_path / "out")
+    assert said == (
+        f"leap: {tmp_path} is no finished folder of leap simul prepare; run that first\n"
+    )
+
+
+def test_no_espeak(fails, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    said = fails("prepare", "--speak", "--limit", "20", "--output", tmp_path / "out")
+    assert said == (
+        "leap: speaking text needs espeak-ng, which is not installed: apt-get install espeak-ng, "
+        "or brew install espeak-ng\n"
+    )
 
 
 def test_weights_of_another_model(text_run, fails, tmp_path):

@@ -158,7 +158,7 @@ def test_what_cannot_be_read_is_an_error_that_says_so(trained, tmp_path):
         train(TrainConfig(**SMALL, data=tmp_path, output=tmp_path / "run"))
     with pytest.raises(FileError, match="leap simul train"):
         load_run(tmp_path)
-    (tmp_path / "data.json").write_text("{}")
+    (tmp_path / "data.json").write_text('{"sentences": ""}')
     (tmp_path / "config.json").write_text("{}")  # the run's settings, not a model's
     with pytest.raises(FileError, match="is not finished; give its leap simul train again"):
         load_run(tmp_path)

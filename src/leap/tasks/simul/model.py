@@ -18,6 +18,7 @@ from leap.models.fbank import LeapformerFeatureExtractor
 from leap.tasks.files import check_weights, first_line
 from leap.tasks.simul.vocabulary import BOS, EOS, PAD, Vocabulary, load_vocabulary
 from leap.training import quiet
+from leap.training.folder import read_json
 
 Translator = LeapformerForSeq2SeqLM | LeapformerForSpeechSeq2Seq
 
@@ -64,6 +65,7 @@ class ModelConfig:
     """Of speech: weight of learning to tell the transcript, where there is one."""
 
 
+WANTED = "give the run folder of leap simul train"
 LONGEST = 512
 """Pieces that `generate` writes at most, unless told otherwise; Hugging Face's own 20 are few."""
 
@@ -172,6 +174,8 @@ def load_run(path: Path) -> tuple[Translator, Vocabulary]:
     """
     folder = path / "model" if (path / "model").is_dir() else path
     if (folder / "data.json").is_file():  # That of a run, which has no model yet.
+        if "sentences" not in read_json(folder / "data.json"):
+            raise FileError(f"{path} is of another command; {WANTED}")
         raise FileError(
             f"the run in {path} is not finished; give its leap simul train again, to go on with it"
         )
@@ -187,7 +191,10 @@ def load_run(path: Path) -> tuple[Translator, Vocabulary]:
                 LeapformerSpeechConfig.model_type: LeapformerForSpeechSeq2Seq,
             }.get(config.model_type)
             if kind is None:
-                raise FileError(f"{folder} holds no translation model, but a {config.model_type}")
+                raise FileError(
+                    f"{path} holds no translation model, but a {config.model_type} of another "
+                    f"task; {WANTED}"
+                )
             found: Any = kind.from_pretrained(
                 str(folder), use_safetensors=True, output_loading_info=True
             )

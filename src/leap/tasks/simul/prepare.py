@@ -214,7 +214,7 @@ def read_corpus(config: PrepareConfig) -> Corpus:
 
 def load_prepared(folder: Path) -> Prepared:
     """Read a folder that `prepare` has finished."""
-    if not (folder / "metrics.json").is_file():
+    if not (folder / "metrics.json").is_file() or not (folder / "vocabulary").is_dir():
         raise FileError(f"{folder} is no finished folder of leap simul prepare; run that first")
     facts = read_json(folder / "metrics.json")
     extractor = None
