@@ -13,8 +13,9 @@ from leap.errors import ConfigError, FileError, InputError
 from leap.models.fbank import LeapformerFeatureExtractor
 from leap.tasks.simul import stream as streaming
 from leap.tasks.simul.model import ModelConfig, build_model
+from leap.tasks.simul.pauses import QUIET, are_quiet
 from leap.tasks.simul.policies import AlignAtt, LocalAgreement, TailMass, read_policy
-from leap.tasks.simul.sources import QUIET, SILENCE, TextSource
+from leap.tasks.simul.sources import SILENCE, TextSource
 from leap.tasks.simul.stream import Interpreter, StreamPool
 from leap.tasks.simul.vocabulary import BOS, EOS, PAD, UNK
 
@@ -520,6 +521,21 @@ def with_pause(milliseconds, first=0.6):
     """Sound, a pause, and sound again."""
     pause = np.zeros(16 * milliseconds, np.float32)
     return np.concatenate([make_sound(first), pause, make_sound(0.5, seed=3)])
+
+
+@pytest.mark.parametrize(("quiet", "n_sentences"), [(29, 1), (30, 2)], ids=["290-ms", "300-ms"])
+@pytest.mark.parametrize("first", [40, 47])
+def test_300_milliseconds_of_quiet_are_a_pause(vocabulary, first, quiet, n_sentences):
+    source = make(vocabulary, speech=True, reset=100).row().source
+    loudness = np.repeat([1.0, -1.0, 1.0], [first, quiet, 40]).astype(np.float32)
+    source.frames = np.repeat(loudness[:, None], N_BINS, axis=1)
+    source.quiet = are_quiet(source.frames)
+    source.finish()
+    n_read, n_ends = 0, 0
+    while (chunk := source.take(n_read)) is not None:
+        n_read = 0 if chunk.is_last else n_read + chunk.n_states
+        n_ends += chunk.is_last
+    assert n_ends == n_sentences
 
 
 @pytest.mark.parametrize("first", [0.2, 0.6, 0.7], ids="{0}-s".format)

@@ -51,6 +51,7 @@ from leap.tasks.simul.metrics import (
     without_nan,
 )
 from leap.tasks.simul.paths import Wait
+from leap.tasks.simul.pauses import Pauses
 from leap.tasks.simul.policies import Offline, read_policy, waiting
 from leap.tasks.simul.prepare import load_prepared
 from leap.tasks.simul.resegment import check_size
@@ -101,6 +102,8 @@ class EvalConfig:
     reset: int | None = None
     """In long form: evaluate also with beginning anew at the end of a sentence or in a pause, and
     at the latest after so many states. Sound that is read as a whole, offline, has no resets."""
+    pauses: Pauses = "loudness"
+    """With reset: by what pauses of speech are told: loudness, or silero, which is silero-vad."""
     pause: int = 500
     """In long form, of speech: milliseconds of silence between two sentences."""
     omnisteval: bool = False
@@ -226,7 +229,11 @@ def _trials(task: Task) -> list[Trial]:
             trials.append(Trial(name, plain, "not tried with resets, as it waits for the end"))
         else:
             resetting = trained.interpreter(
-                policy, chunk_size=config.chunk_size, reset=config.reset, beam=config.beam
+                policy,
+                chunk_size=config.chunk_size,
+                reset=config.reset,
+                beam=config.beam,
+                pauses=config.pauses,
             )
             resetting.row()  # Which a source that cannot be reset refuses.
             trials += [Trial(name, plain), Trial(f"{name} reset {config.reset}", resetting)]

@@ -21,6 +21,7 @@ from leap.errors import ConfigError, InputError
 from leap.tasks.simul.audio import read_sound
 from leap.tasks.simul.metrics import Amount, length_adaptive_average_lagging
 from leap.tasks.simul.microphone import Heard, listen
+from leap.tasks.simul.pauses import Pauses, best_installed
 from leap.tasks.simul.policies import Offline
 from leap.tasks.simul.sources import check_word
 from leap.tasks.simul.stream import Interpreter, Stream, load_trained
@@ -60,6 +61,9 @@ class StreamConfig:
     """Begin anew at the end of a sentence or in a pause, and at the latest after so many states, 0
     for never; by default 200, and never with sound that is heard as a whole, offline. Models know
     sentences: of two that follow each other they would translate the first."""
+    pauses: Pauses | None = None
+    """By what pauses of speech are told: loudness, or silero, which is silero-vad; by default that
+    where it is installed."""
     beam: int = 1
     """Hypotheses to search for the end of a translation with, once the source has ended."""
     lag: bool = True
@@ -123,6 +127,7 @@ def translate(
         chunk_size=config.chunk_size,
         reset=by_default if config.reset is None else config.reset or None,
         beam=config.beam,
+        pauses=config.pauses or best_installed(),
     )
     if (interpreter.extractor is not None) != is_sound:
         wants = "text, so give no sound" if is_sound else "speech: give a sound or --microphone"

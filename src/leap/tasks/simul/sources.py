@@ -5,17 +5,18 @@ However the input was cut when it came, the chunks are the same.
 
 from collections import deque
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool
 from torch import Tensor
 
 from leap.errors import ConfigError, InputError
 from leap.models.fbank import Frames, FrameStream, LeapformerFeatureExtractor
+from leap.tasks.simul.pauses import Detector, Pauses, Quiet, make_detector
 from leap.tasks.simul.sentences import ends_sentence
 from leap.tasks.simul.vocabulary import EOS, Vocabulary
 
@@ -23,8 +24,6 @@ LONGEST_WORD = 1000
 """Characters of a word of the source: longer ones are refused, lest one push takes minutes."""
 SILENCE = 7.0
 """Mean log energy of a frame's bands that counts as sound: that of about three steps of 16 bits."""
-QUIET = 0.0
-"""Loudest band of a normalised frame, in deviations from the usual, below which it is quiet."""
 PAUSE = 30
 """Quiet frames in a row, of 10 ms each, that make a pause."""
 SHORTEST = 10
@@ -162,6 +161,7 @@ class SpeechSource:
         reset: end a sentence where a pause begins, and at the latest after so many states; None to
             end only with the source. A chunk that ends quietly is then held back until it is known
             whether that is a pause, of which nothing is read.
+        pauses: by what a pause is told.
     """
 
     def __init__(
@@ -170,6 +170,7 @@ class SpeechSource:
         frames_per_state: int,
         chunk_size: int = 4,
         reset: int | None = None,
+        pauses: Pauses = "loudness",
     ) -> None:
         if reset is not None and not chunk_size:
             raise ConfigError("reset does not go with chunk_size=0, which waits for the end")
@@ -177,7 +178,11 @@ class SpeechSource:
         self.frames_per_state = frames_per_state
         self.chunk_size = chunk_size
         self.reset = reset
+        self.pauses = pauses
         self.frames: Frames
+        self.quiet: Quiet
+        """With resets: whether frames are quiet, from the first; of the last it may be unknown."""
+        self.detector: Detector
         self.sound: FrameStream
         self.is_ended: bool
         self.n_loud: int
@@ -188,13 +193,19 @@ class SpeechSource:
         """Take more samples, from -1 to 1, at the extractor's rate."""
         if isinstance(source, str) or (len(source) and isinstance(source[0], str)):
             raise InputError("this stream takes samples of sound, not text")
-        new = self.sound.push(np.asarray(source))
+        samples = np.asarray(source)
+        new = self.sound.push(samples)
         if len(new):
             self.frames = np.concatenate([self.frames, new])
+        if self.reset is not None:
+            self.quiet = np.concatenate([self.quiet, self.detector.push(samples, new)])
 
     def finish(self) -> None:
         """Say that nothing follows."""
         self.is_ended = True
+        if self.reset is not None:
+            last = self.detector.finish(len(self.frames) - len(self.quiet))
+            self.quiet = np.concatenate([self.quiet, last])
 
     def take(self, n_read: int) -> Chunk | None:
         """The next chunk, if all of it has come; the end, if there is nothing else.
@@ -207,7 +218,7 @@ class SpeechSource:
         size = self.chunk_size * self.frames_per_state
         if size and not n_read:
             self._pass_over_silence(size)
-        if not size or len(self.frames) < size:
+        if not size or self._n_known() < size:
             if not self.is_ended:
                 return None
             size = len(self.frames)
@@ -221,11 +232,12 @@ class SpeechSource:
                 return None
             is_last = pause is not None
             size = size if pause is None else pause.start
-            self.n_loud += int((~_are_quiet(self.frames[:size])).sum())
-        frames, self.frames = self.frames[:size], self.frames[size:]
+            self.n_loud += int((~self.quiet[:size]).sum())
+        is_heard = self._is_heard(size) and (self.reset is None or self.n_loud >= SHORTEST)
+        frames = self.frames[:size]
+        self._drop(size)
         n_states = -(-size // self.frames_per_state)
         is_last |= self.reset is not None and n_read + n_states >= self.reset
-        is_heard = self._is_heard(frames) and (self.reset is None or self.n_loud >= SHORTEST)
         if is_last:
             self.n_loud = 0
         if self.is_ended and not len(self.frames):
@@ -235,9 +247,8 @@ class SpeechSource:
 
     def fork(self) -> "SpeechSource":
         """The same, to go another way."""
-        other = SpeechSource(self.extractor, self.frames_per_state, self.chunk_size, self.reset)
-        other.frames, other.sound = self.frames, self.sound.fork()
-        other.n_loud = self.n_loud
+        other = copy(self)  # Arrays are never changed in place.
+        other.sound, other.detector = self.sound.fork(), self.detector.fork()
         return other
 
     def kept(self) -> dict[str, Tensor]:
@@ -246,6 +257,8 @@ class SpeechSource:
             "frames": torch.from_numpy(self.frames)[None],
             "rest": torch.from_numpy(self.sound.rest.copy())[None],
             "source_count": torch.tensor([[self.n_loud]]),
+            "quiet": torch.from_numpy(self.quiet.astype(np.uint8))[None],
+            **self.detector.kept(),
         }
 
     def restore(self, kept: Any) -> None:
@@ -253,24 +266,25 @@ class SpeechSource:
         self.frames = kept.frames[0].numpy()
         self.sound.rest = kept.rest[0].numpy()
         self.n_loud = int(kept.source_count[0])
+        self.quiet = kept.quiet[0].numpy().astype(bool)
+        self.detector.restore(kept)
 
     def _pass_over_silence(self, size: int) -> None:
         """Drop chunks of silence; with resets, all up to the first sound.
 
         What is learnt from begins with its first sound, and a sentence after a pause does not.
         """
-        while len(self.frames) >= size and not self._is_heard(self.frames[:size]):
-            self.frames = self.frames[size:]
+        while self._n_known() >= size and not self._is_heard(size):
+            self._drop(size)
         if self.reset is not None:
-            are_quiet = _are_quiet(self.frames[:size])
-            start = len(are_quiet) if are_quiet.all() else int(are_quiet.argmin())
-            self.frames = self.frames[start:]
+            quiet = self.quiet[: min(size, self._n_known())]
+            self._drop(len(quiet) if quiet.all() else int(quiet.argmin()))
 
     def _pause(self, size: int) -> "_Pause | None":
         """The first pause that begins in a chunk of this size, or may do so, after some sound."""
         start: int | None = None
         is_begun = self.n_loud > 0
-        for i, is_quiet in enumerate(_are_quiet(self.frames[: size + PAUSE])):
+        for i, is_quiet in enumerate(self.quiet[: min(size + PAUSE, self._n_known())]):
             if i >= size and start is None:
                 return None
             if not is_quiet:
@@ -285,14 +299,25 @@ class SpeechSource:
     def _begin(self) -> None:
         self.frames = np.zeros((0, self.extractor.feature_size), np.float32)
         self.sound = self.extractor.stream()
+        self.quiet = np.zeros(0, bool)
+        self.detector = make_detector(self.pauses, self.extractor)
         self.is_ended = False
         self.n_loud = 0
 
-    def _is_heard(self, frames: Frames) -> bool:
-        """Whether there is anything but silence; with resets, anything but what makes pauses."""
-        if not len(frames) or (self.reset is not None and _are_quiet(frames).all()):
+    def _n_known(self) -> int:
+        """How many frames there are of which all is known."""
+        n = len(self.frames)
+        return n if self.reset is None else min(n, len(self.quiet))
+
+    def _drop(self, n: int) -> None:
+        """Go on after the first n frames."""
+        self.frames, self.quiet = self.frames[n:], self.quiet[n:]
+
+    def _is_heard(self, n: int) -> bool:
+        """Whether there is anything but silence in the first n frames; with resets, but pauses."""
+        if not n or (self.reset is not None and self.quiet[:n].all()):
             return False
-        return bool(self.extractor.energy(frames).max() > SILENCE)
+        return bool(self.extractor.energy(self.frames[:n]).max() > SILENCE)
 
 
 @dataclass(frozen=True)
@@ -302,10 +327,6 @@ class _Pause:
     start: int
     may_go_on: bool = False
     """Whether there are too few yet, but more may follow."""
-
-
-def _are_quiet(frames: Frames) -> Bool[np.ndarray, " frames"]:
-    return frames.max(axis=1) < QUIET
 
 
 Source = TextSource | SpeechSource

@@ -30,6 +30,7 @@ from leap.models.states import States
 from leap.ops.state import State, load_states, save_states, state
 from leap.tasks.simul.model import Translator, load_run
 from leap.tasks.simul.paths import Paths, Resolved
+from leap.tasks.simul.pauses import Pauses
 from leap.tasks.simul.policies import Offline, Policy, read_policy
 from leap.tasks.simul.search import Open, search
 from leap.tasks.simul.sources import Chunk, Source, SpeechSource, TextSource
@@ -58,6 +59,10 @@ class Kept(State):
     source_count: Tensor | None = None
     frames: Tensor | None = None
     rest: Tensor | None = None
+    quiet: Tensor | None = None
+    memory: Tensor | None = None
+    sound: Tensor | None = None
+    voices: Tensor | None = None
 
 
 class Interpreter:
@@ -77,6 +82,7 @@ class Interpreter:
         beam: hypotheses to search for the best end of a sentence with, once all of it has been
             read; 1 for greedy decoding to the end.
         language: ISO 639 code of the source, by which ends of sentences in text are told.
+        pauses: by what pauses of speech are told: loudness, or silero (silero-vad).
     """
 
     def __init__(
@@ -91,6 +97,7 @@ class Interpreter:
         reset: int | None = None,
         beam: int = 1,
         language: str = "en",
+        pauses: Pauses = "loudness",
     ) -> None:
         is_speech = model.main_input_name == "input_features"
         if is_speech and extractor is None:
@@ -113,6 +120,7 @@ class Interpreter:
         self.reset = reset
         self.beam = beam
         self.language = language
+        self.pauses = pauses
         start = model.config.decoder_start_token_id
         self.start = BOS if start is None else start
         self.space = vocabulary.pieces.index(SPACE) if SPACE in vocabulary.pieces else None
@@ -158,7 +166,9 @@ class Interpreter:
             source = TextSource(self.vocabulary, self.chunk_size, self.reset, self.language)
         else:
             per_state = self.model.config.frames_per_state
-            source = SpeechSource(self.extractor, per_state, self.chunk_size, self.reset)
+            source = SpeechSource(
+                self.extractor, per_state, self.chunk_size, self.reset, self.pauses
+            )
         return Row(source, self.vocabulary.words(), self.start)
 
     def limit(self, row: "Row") -> int:
@@ -575,6 +585,7 @@ class Trained:
         longest: float = 2.0,
         reset: int | None = None,
         beam: int = 1,
+        pauses: Pauses = "loudness",
     ) -> Interpreter:
         """The model with a policy.
 
@@ -582,7 +593,7 @@ class Trained:
             policy: or its name, where a wait has the ratio of the training, unless it says.
             chunk_size: states that are read at once, 0 for all; by default the fewest of the
                 training, offline the most.
-            longest, reset, beam: see `Interpreter`.
+            longest, reset, beam, pauses: see `Interpreter`.
         """
         if isinstance(policy, str):
             policy = read_policy(policy, self.paths.ratio)
@@ -599,6 +610,7 @@ class Trained:
             reset=reset,
             beam=beam,
             language=getattr(self.model.config, "source_language", "en"),
+            pauses=pauses,
         )
 
 
