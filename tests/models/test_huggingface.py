@@ -83,6 +83,50 @@ def test_lora_reaches_the_projections_by_their_usual_names(kind, make_model):
     assert all("lora_" in name for name in trained)
 
 
+def test_lora_on_the_head_learns(make_model):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["lm_head"], task_type="CAUSAL_LM")
+    model = make_model("leapformer", tie_word_embeddings=False).float()
+    model = peft.get_peft_model(model, config)
+    ids = make_ids(2, 9)
+    model(input_ids=ids, labels=ids).loss.backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if "lora_B" in name}
+    assert gradients
+    assert all(gradient.abs().amax() > 0 for gradient in gradients.values())
+
+
+@pytest.mark.filterwarnings("ignore")  # That torch.ao is to become torchao.
+def test_an_int8_head_has_a_loss(make_model):
+    model = make_model("leapformer", tie_word_embeddings=False).float()
+    ids = make_ids(2, 9)
+    expected = model(ids, labels=ids).loss
+    quantised = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear})
+    assert_close(quantised(ids, labels=ids).loss, expected, rtol=0.1, atol=0)
+
+
+def test_a_sharded_head_learns_as_a_whole_one(make_model, tmp_path, shapes_unchecked):
+    model, whole = (
+        make_model("leapformer", tie_word_embeddings=False, n_layer=1) for _ in range(2)
+    )
+    ids = make_ids(2, 9)
+    expected = whole(ids, labels=ids).loss
+    expected.backward()
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
+    )
+    try:
+        mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        for module in (*model.model.layers, model.lm_head, model):
+            torch.distributed.fsdp.fully_shard(module, mesh=mesh)
+        loss = model(ids, labels=ids).loss
+        loss.backward()
+        assert_close(loss, expected)
+        for actual, p in zip(model.parameters(), whole.parameters(), strict=True):
+            assert_close(actual.grad.full_tensor(), p.grad)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 COMPILED = """
 import torch
 from conftest import build

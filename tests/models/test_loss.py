@@ -1,11 +1,19 @@
 """Promises of the chunked loss."""
 
+from unittest import mock
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.testing import assert_close
 
-from leap.models.loss import TOKENS_AT_ONCE, linear_cross_entropy
+from leap.models.loss import (
+    TOKENS_AT_ONCE,
+    head_cross_entropy,
+    is_plain_linear,
+    linear_cross_entropy,
+)
 
 
 @pytest.mark.parametrize("n", [1, TOKENS_AT_ONCE, TOKENS_AT_ONCE + 1, 3 * TOKENS_AT_ONCE + 7])
@@ -49,3 +57,41 @@ def test_half_precision_is_summed_in_single(dtype):
     assert loss.dtype == torch.float32
     logits = F.linear(*rounded).float()
     assert_close(loss, F.cross_entropy(logits, labels, reduction="sum"))
+
+
+def hooked(head):
+    head.register_forward_hook(lambda module, inputs, y: 2 * y)
+    return head
+
+
+def replaced(head):
+    own = head.forward
+    head.forward = lambda x: 2 * own(x)
+    return head
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda head: nn.Sequential(head), hooked, replaced, nn.utils.parametrizations.weight_norm],
+    ids=["another-module", "hooked", "replaced-forward", "parametrised"],
+)
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_a_head_that_is_more_than_its_weights_is_called(change, smoothing):
+    head = change(nn.Linear(5, 11).double())
+    x = torch.randn(7, 5, dtype=torch.double, requires_grad=True)
+    labels = torch.randint(0, 11, (7,))
+    labels[2] = -100
+    inputs = (x, *head.parameters())
+    expected = F.cross_entropy(head(x), labels, reduction="sum", label_smoothing=smoothing)
+    actual = head_cross_entropy(x, head, labels, smoothing)
+    assert_close(actual, expected)
+    assert_close(torch.autograd.grad(actual, inputs), torch.autograd.grad(expected, inputs))
+
+
+def test_a_plain_head_is_never_called():
+    head = nn.Linear(5, 11)
+    assert is_plain_linear(head)
+    x, labels = torch.randn(7, 5), torch.randint(0, 11, (7,))
+    expected = F.cross_entropy(head(x), labels, reduction="sum")
+    with mock.patch.object(nn.Linear, "forward", side_effect=AssertionError):
+        assert_close(head_cross_entropy(x, head, labels), expected)

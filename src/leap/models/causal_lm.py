@@ -23,7 +23,7 @@ from leap.models.adaptive import AdaptiveEmbedding
 from leap.models.body import LeapformerBody, LeapformerPreTrainedModel, packed_at
 from leap.models.cache import StateCache
 from leap.models.config import LeapConfig, LeapformerConfig
-from leap.models.loss import IGNORED, linear_cross_entropy
+from leap.models.loss import IGNORED, head_cross_entropy
 
 
 class LeapformerModel(LeapformerBody):
@@ -166,7 +166,7 @@ class LeapformerForCausalLM(LeapformerPreTrainedModel, GenerationMixin):
         if self.lm_head is None:
             total = self._adaptive.cross_entropy(x, target)
         else:
-            total = linear_cross_entropy(x, self.lm_head.weight, target)
+            total = head_cross_entropy(x, self.lm_head, target)
         if num_items_in_batch is None:
             return total / (target != IGNORED).sum()
         return total / num_items_in_batch

@@ -15,7 +15,7 @@ Axes: n tokens, d width, w words.
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 IGNORED = -100
 TOKENS_AT_ONCE = 256
@@ -38,6 +38,44 @@ def linear_cross_entropy(
     """
     loss: Tensor = _LinearCrossEntropy.apply(x, weight, bias, labels, smoothing)
     return loss
+
+
+def head_cross_entropy(
+    x: Float[Tensor, "n d"],
+    head: nn.Module,
+    labels: Int[Tensor, " n"],
+    smoothing: float = 0.0,
+) -> Float[Tensor, ""]:
+    """The summed cross-entropy of `head(x)` against the labels, in float32.
+
+    A linear layer as torch has it is never called: see `linear_cross_entropy`. Any other head is
+    called once, as adapters, quantised and sharded weights ask for, and all its logits are held.
+    """
+    if is_plain_linear(head):
+        assert isinstance(head, nn.Linear)
+        return linear_cross_entropy(x, head.weight, labels, head.bias, smoothing)
+    logits = head(x)
+    return F.cross_entropy(
+        logits.to(torch.promote_types(logits.dtype, torch.float32)),
+        labels,
+        ignore_index=IGNORED,
+        reduction="sum",
+        label_smoothing=smoothing,
+    )
+
+
+def is_plain_linear(module: nn.Module) -> bool:
+    """Whether calling the module is x W^T + b and nothing else, so that its weights say it all."""
+    # FSDP2, parametrisations, adapters and quantisation change the class of the layer or of its
+    # weight; accelerate exchanges `forward`; the rest come as hooks.
+    hooks = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    return (
+        type(module) is nn.Linear
+        and type(module.weight) in (Tensor, nn.Parameter)
+        and module.weight.is_floating_point()
+        and "forward" not in vars(module)
+        and not any(getattr(module, name) for name in hooks)
+    )
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

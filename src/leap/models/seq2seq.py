@@ -29,7 +29,7 @@ from leap.errors import ConfigError, InputError
 from leap.models.body import LeapformerPreTrainedModel
 from leap.models.decoder import Decoder, TranslationCache
 from leap.models.encoder import Encoder, SpeechEncoder, TextEncoder
-from leap.models.loss import IGNORED, linear_cross_entropy
+from leap.models.loss import IGNORED, head_cross_entropy
 from leap.models.seq2seq_config import LeapformerSeq2SeqConfig, LeapformerSpeechConfig
 from leap.models.states import States
 from leap.ops.state import State, accumulator
@@ -295,9 +295,7 @@ class LeapformerForSeq2SeqLM(LeapformerSeq2SeqPreTrainedModel, GenerationMixin):
     def _loss(self, x: Tensor, labels: Tensor) -> Tensor:
         target = labels.flatten().to(x.device)
         smoothing = self.config.label_smoothing if self.training else 0.0
-        return linear_cross_entropy(
-            x.flatten(0, 1), self.lm_head.weight, target, smoothing=smoothing
-        )
+        return head_cross_entropy(x.flatten(0, 1), self.lm_head, target, smoothing)
 
     def _ctc(self, hidden: Tensor, spoken: Tensor | None, transcript: Tensor) -> Tensor:
         if self.ctc_head is None:
