@@ -29,6 +29,15 @@ def test_heads_go_by_three_names(name):
     assert config.n_heads == config.n_head == config.num_attention_heads == 8
 
 
+def test_one_setting_under_two_names_is_given_once(tmp_path):
+    config = LeapConfig(hidden_size=64, n_heads=8, n_head=8)
+    config.save_pretrained(tmp_path)
+    assert "num_attention_heads" not in (tmp_path / "config.json").read_text()
+    assert LeapConfig.from_pretrained(tmp_path, n_heads=4).n_heads == 4
+    with pytest.raises(ConfigError, match=r"n_heads=8 and n_head=4 are two names .* give one"):
+        LeapConfig(hidden_size=64, n_heads=8, n_head=4)
+
+
 def test_all_layers_see_everything_without_local_attention():
     assert LeapConfig(n_layer=3, use_local_att=False).windows == [None] * 3
 

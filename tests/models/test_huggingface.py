@@ -18,6 +18,8 @@ from transformers import (
     pipeline,
 )
 
+from leap.errors import InputError
+
 SOME = ["leapformer", "leap", "leap-fastformer", "hybrid"]
 
 
@@ -93,6 +95,27 @@ def test_lora_on_the_head_learns(make_model):
     gradients = {name: p.grad for name, p in model.named_parameters() if "lora_B" in name}
     assert gradients
     assert all(gradient.abs().amax() > 0 for gradient in gradients.values())
+
+
+@pytest.mark.parametrize("kind", SOME)
+@pytest.mark.parametrize("method", ["PromptTuningConfig", "PromptEncoderConfig"])
+def test_a_prompt_can_be_tuned(kind, method, make_model):
+    peft = pytest.importorskip("peft")
+    config = getattr(peft, method)(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    model = peft.get_peft_model(make_model(kind).float(), config)
+    ids = make_ids(2, 9)
+    model(input_ids=ids, labels=ids).loss.backward()
+    gradients = [p.grad for name, p in model.named_parameters() if "prompt_encoder" in name]
+    assert gradients
+    assert all(gradient.abs().amax() > 0 for gradient in gradients)
+
+
+def test_prefix_tuning_is_refused_with_what_works_instead(make_model, shapes_unchecked):
+    peft = pytest.importorskip("peft")
+    config = peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    model = peft.get_peft_model(make_model("leapformer").float(), config)
+    with pytest.raises(InputError, match=r"those that learn embeddings work, and prefix tuning"):
+        model(input_ids=make_ids(2, 9))
 
 
 @pytest.mark.filterwarnings("ignore")  # That torch.ao is to become torchao.

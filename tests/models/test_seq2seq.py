@@ -231,6 +231,26 @@ def test_generation_is_the_same_with_a_cache_as_without(kind):
         assert cached.tolist() == model.generate(source, use_cache=False, **options).tolist()
 
 
+@pytest.mark.filterwarnings("ignore:Passing `generation_config`")
+@pytest.mark.parametrize("kind", KINDS)
+def test_speculative_decoding_is_greedy_decoding(kind, shapes_unchecked):
+    model, assistant = make_model(kind), make_model("linear", seed=3)
+    source = make_source(7, batch=1)
+    options = {"max_new_tokens": 30, "do_sample": False}
+    greedy = model.generate(source, **options).tolist()
+    for drafts in ({"prompt_lookup_num_tokens": 3}, {"assistant_model": assistant}):
+        assert model.generate(source, **options, **drafts).tolist() == greedy
+
+
+def test_embeddings_may_be_given_instead_of_tokens():
+    model = make_model()
+    source, target = make_source(7), make_source(5)
+    embed = model.get_input_embeddings()
+    expected = call(model, source, target)
+    of_both = model(inputs_embeds=embed(source), decoder_inputs_embeds=embed(target)).logits
+    assert_close(of_both, expected)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_pads_before_what_was_written_change_nothing_one_token_at_a_time(kind):
     model = make_model(kind)
@@ -258,6 +278,18 @@ def test_speech_can_be_generated_from():
     options["attention_mask"] = None
     alone = model.generate(source[:1, :13], **options)
     assert both[0, : alone.shape[1]].tolist() == alone[0].tolist()
+
+
+@pytest.mark.parametrize("speech", [False, True])
+def test_a_source_that_has_been_encoded_can_be_generated_from(speech):
+    model, source = make_model(speech=speech), make_source(22, speech=speech)
+    mask = torch.ones(2, 22, dtype=torch.long)
+    mask[0, 13:] = 0
+    for given in ({}, {"attention_mask": mask}):
+        options = {"max_new_tokens": 6, "no_repeat_ngram_size": 1}
+        encoded = model.get_encoder()(source, **given)
+        expected = model.generate(source, **options, **given).tolist()
+        assert model.generate(encoder_outputs=encoded, **options, **given).tolist() == expected
 
 
 def test_the_loss_is_that_of_the_labels_a_token_later():

@@ -27,7 +27,7 @@ from leap.layers.gate import WEIGHT_STD, ForgetGate
 from leap.layers.proportion import HeadLinear
 from leap.layers.travel import UNIT_STEP, Steps
 from leap.models.adaptive import AdaptiveEmbedding
-from leap.models.cache import StateCache, StateLayer
+from leap.models.cache import StateCache
 from leap.models.config import LeapformerConfig
 from leap.ops.state import State
 
@@ -190,7 +190,8 @@ class LeapformerBody(LeapformerPreTrainedModel):
             if past is None:
                 x, _ = layer(x, None, **inputs)
             else:
-                x, state = layer(x, _state_before(layer, past.layers[i], x), **inputs)
+                state = past.layers[i].before(layer.get_submodule("block"), x)
+                x, state = layer(x, state, **inputs)
                 past.layers[i].put(state, x.shape[1])
         return self.norm(x)
 
@@ -250,15 +251,6 @@ def _position_embedding(config: LeapformerConfig) -> nn.Module | None:
     if config.position_embedding == "sinusoidal":
         return SinusoidalPositions(config.hidden_size)
     return None
-
-
-def _state_before(layer: nn.Module, past: StateLayer, x: Tensor) -> State | None:
-    """What a layer goes on from."""
-    if past.state is None and past.record_past:
-        # A recording must begin before the first token, and no tokens are the way there.
-        _, past.state = layer.get_submodule("block")(x[:, :0])
-        past.activate_past_recording()
-    return past.state
 
 
 def real_tokens(attention_mask: Tensor | None, x: Tensor) -> Tensor | None:

@@ -61,7 +61,8 @@ class LeapformerModel(LeapformerBody):
         if past_key_values is not None and not isinstance(past_key_values, StateCache):
             raise InputError(
                 f"past_key_values is a {type(past_key_values).__name__}; this model goes on from a "
-                "StateCache, which it returns with use_cache=True"
+                "StateCache, which it returns with use_cache=True. Of the ways to tune a prompt, "
+                "those that learn embeddings work, and prefix tuning, of keys and values, does not"
             )
         if cu_seq_lens_q is None and attention_mask is None and past_key_values is None:
             cu_seq_lens_q = packed_at(position_ids, seq_idx)

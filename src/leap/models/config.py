@@ -27,6 +27,13 @@ LAYER_TYPES = {
     "sliding_attention": "leap",
 }
 """Hugging Face's words for kinds of layers, and the mechanism that they ask for."""
+ALIASES = {
+    "n_head": "n_heads",
+    "num_attention_heads": "n_heads",
+    "num_hidden_layers": "n_layer",
+    "max_position_embeddings": "n_positions",
+}
+"""Other names under which settings may be given."""
 FIRST_WINDOW = 4
 """Window of a first layer that is not told its own; each layer above sees twice as far."""
 
@@ -74,9 +81,7 @@ class LeapformerConfig(PreTrainedConfig):
     model_type = "leapformer"
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
     attribute_map = {  # noqa: RUF012
-        "n_head": "n_heads",
-        "num_attention_heads": "n_heads",
-        "num_hidden_layers": "n_layer",
+        alias: name for alias, name in ALIASES.items() if alias != "max_position_embeddings"
     }
 
     vocab_size: int = 32100
@@ -123,14 +128,33 @@ class LeapformerConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> "LeapformerConfig":
+        """A config yet to be filled in; here alone one can see what was given."""
+        given = [(alias, name) for alias, name in ALIASES.items() if {alias, name} <= set(kwargs)]
+        for alias, name in given:
+            if kwargs[alias] != kwargs[name]:
+                raise ConfigError(
+                    f"{name}={kwargs[name]} and {alias}={kwargs[alias]} are two names of one "
+                    "setting; give one of them"
+                )
+        return super().__new__(cls)
+
     def __post_init__(self, **kwargs: Any) -> None:
-        aliases = {**self.attribute_map, "max_position_embeddings": "n_positions"}
-        for alias, name in aliases.items():
+        for alias, name in ALIASES.items():
             if alias in kwargs:  # Before anything is derived from them.
                 setattr(self, name, kwargs.pop(alias))
         self._check_sizes()
         self._settle_attention()
         super().__post_init__(**kwargs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All settings; the heads under their usual name too, by which peft looks for them."""
+        return {**super().to_dict(), "num_attention_heads": self.n_heads}
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """What a saved config holds: each setting once."""
+        saved = super().to_diff_dict()
+        return {name: value for name, value in saved.items() if name not in self.attribute_map}
 
     @property
     def max_position_embeddings(self) -> int | None:

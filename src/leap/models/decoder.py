@@ -153,18 +153,18 @@ class Decoder(LeapformerPreTrainedModel):
             attention_mask: 1 at real tokens and 0 at pads, of these tokens, or of all so far.
             position_ids: where the tokens stand; by default real tokens are counted.
             past_key_values: what an earlier call returned.
-            inputs_embeds: in place of input_ids.
+            inputs_embeds: in place of input_ids, as `embed_tokens` gives them.
             use_cache: return a cache to go on from.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise InputError("give either decoder_input_ids or decoder_inputs_embeds")
-        x = self._embedded(input_ids) if input_ids is not None else inputs_embeds
-        assert x is not None
+        x = self._scaled(self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds)
         cache = self._cache(past_key_values, use_cache)
         n = self.config.n_layer
-        written = (
-            [layer.state for layer in cache.self_attention_cache.layers] if cache else [None] * n
-        )
+        written = [
+            None if cache is None else cache.self_attention_cache.layers[i].before(own, x)
+            for i, own in enumerate(layer.get_submodule("attention") for layer in self.layers)
+        ]
         read = (
             [layer.state for layer in cache.cross_attention_cache.layers] if cache else [None] * n
         )
@@ -233,7 +233,7 @@ class Decoder(LeapformerPreTrainedModel):
             Hidden states, what to go on with, and how much of the attention of each token and head
             is on what each of the earlier states had read, `[b, h, t, n]`; None if there are none.
         """
-        x = self._embedded(tokens)
+        x = self._scaled(self.embed_tokens(tokens))
         written, read = states.of("self"), states.of("cross")
         if not read:
             raise InputError("nothing has been read to write about; call read first")
@@ -264,8 +264,8 @@ class Decoder(LeapformerPreTrainedModel):
             read_after.append(source)
         return self.norm(x), written_after, read_after, shares
 
-    def _embedded(self, tokens: Tensor) -> Tensor:
-        return self.embed_tokens(tokens) * math.sqrt(self.config.hidden_size)
+    def _scaled(self, embeddings: Tensor) -> Tensor:
+        return embeddings * math.sqrt(self.config.hidden_size)
 
     def _cache(
         self, given: TranslationCache | None, use_cache: bool | None

@@ -133,25 +133,25 @@ class TextEncoder(Encoder):
         Args:
             input_ids: source tokens, `[b, n]`.
             attention_mask: 1 at real tokens and 0 at pads.
-            inputs_embeds: in place of input_ids, `[b, n, hidden_size]`.
+            inputs_embeds: in place of input_ids, `[b, n, hidden_size]`, as `embed_tokens` gives
+                them.
             chunk_size: states read at once, 0 for all; by default the config's.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise InputError("give either input_ids or inputs_embeds")
-        x = self._embedded(input_ids) if input_ids is not None else inputs_embeds
-        assert x is not None
-        return self.encode(x, self.state_mask(attention_mask), chunk_size)
+        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        return self.encode(self._scaled(x), self.state_mask(attention_mask), chunk_size)
 
     def read(self, source: Tensor, states: States) -> tuple[Tensor, States]:
         """Read one more chunk of tokens `[b, n]`."""
-        return self.encode_chunk(self._embedded(source), states)
+        return self.encode_chunk(self._scaled(self.embed_tokens(source)), states)
 
     def state_mask(self, attention_mask: Tensor | None) -> Tensor | None:
         """True at real tokens; None if all are."""
         return real(attention_mask)
 
-    def _embedded(self, tokens: Tensor) -> Tensor:
-        return self.embed_tokens(tokens) * math.sqrt(self.config.hidden_size)
+    def _scaled(self, embeddings: Tensor) -> Tensor:
+        return embeddings * math.sqrt(self.config.hidden_size)
 
 
 class SpeechEncoder(Encoder):

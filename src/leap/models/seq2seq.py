@@ -320,11 +320,13 @@ class LeapformerForSeq2SeqLM(LeapformerSeq2SeqPreTrainedModel, GenerationMixin):
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
         """Begin generation with a cache of our own kind, where none is given."""
-        given = model_kwargs.get("past_key_values")
-        if given is None and generation_config.use_cache is not False:
-            model_kwargs["past_key_values"] = TranslationCache(self.config.n_layer)
-        elif given is not None:
-            given._is_user_defined = True
+        cache = model_kwargs.get("past_key_values")
+        if cache is not None:
+            cache._is_user_defined = True
+        elif generation_config.use_cache is not False:
+            cache = model_kwargs["past_key_values"] = TranslationCache(self.config.n_layer)
+        if cache is not None and generation_config.is_assistant:
+            cache.self_attention_cache.record_draft(generation_config.max_new_tokens or 0)
 
     @staticmethod
     def create_masks_for_generate(attention_mask: Tensor | None = None, **_: Any) -> Tensor | None:
@@ -347,15 +349,18 @@ class LeapformerForSpeechSeq2Seq(LeapformerForSeq2SeqLM):
         input_features: Tensor | None = None,
         attention_mask: Tensor | None = None,
         decoder_input_ids: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple[Tensor, ...] | None = None,
         labels: Tensor | None = None,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
         """As `LeapformerForSeq2SeqLM.forward`, of frames of speech `[b, n, n_bins]`."""
-        # Trainer looks at the names here to find out what the labels are.
+        # Trainer looks at the names here to find out what the labels are, `generate` for what it
+        # may be given.
         return super().forward(
             input_features=input_features,
             attention_mask=attention_mask,
             decoder_input_ids=decoder_input_ids,
+            encoder_outputs=encoder_outputs,
             labels=labels,
             **kwargs,
         )
