@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from leap.errors import InputError
 from leap.layers import Attention
 from leap.models import LeapformerConfig
+from leap.models.weights import Watch
 
 
 @dataclass(frozen=True)
@@ -90,21 +91,14 @@ def explain(
 
 def _watch(
     model: nn.Module, layers: list[Attention], inputs: dict[str, Tensor | None]
-) -> list[Tensor]:
+) -> tuple[Tensor, ...]:
     """The weights of our own layers, from what each of them is given."""
-    weights = []
-
-    def look(layer: Attention, given: tuple[Any, ...], options: dict[str, Any], _: Any) -> None:
-        used = {name: options.get(name) for name in ("key_mask", "positions")}
-        weights.append(layer.weights(given[0], **used))
-
-    for layer in layers:
-        layer.register_forward_hook(look, with_kwargs=True)
-    model(**inputs, use_cache=False)
-    return weights
+    with Watch(layers) as watch:
+        model(**inputs, use_cache=False)
+    return watch.weights() or ()
 
 
-def _ask(model: PreTrainedModel, inputs: dict[str, Tensor | None]) -> list[Tensor]:
+def _ask(model: PreTrainedModel, inputs: dict[str, Tensor | None]) -> tuple[Tensor, ...]:
     """The weights of a Hugging Face model, which forms them if it attends in the plain way."""
     model.set_attn_implementation("eager")
     found = getattr(model(**inputs, output_attentions=True, use_cache=False), "attentions", ())
@@ -113,7 +107,7 @@ def _ask(model: PreTrainedModel, inputs: dict[str, Tensor | None]) -> list[Tenso
             f"this model ({model.config.model_type}) does not tell what it attended to; "
             "give one of leap, or one that returns its attentions"
         )
-    return list(found)
+    return tuple(found)
 
 
 def _names(model: PreTrainedModel, n_layer: int) -> tuple[str, ...]:

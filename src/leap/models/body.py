@@ -29,6 +29,7 @@ from leap.layers.travel import UNIT_STEP, Steps
 from leap.models.adaptive import AdaptiveEmbedding
 from leap.models.cache import StateCache
 from leap.models.config import LeapformerConfig
+from leap.models.weights import Watch, wants_weights
 from leap.ops.state import State
 
 
@@ -141,6 +142,11 @@ class LeapformerBody(LeapformerPreTrainedModel):
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.gradient_checkpointing = False
         self.post_init()
+
+    def watch(self, options: dict[str, Any]) -> Watch:
+        """To look at the attentions of all layers, if a call with these options asks for them."""
+        wanted = self.layers if wants_weights(self.config, options) else ()
+        return Watch(layer.get_submodule("block.attention") for layer in wanted)
 
     def hidden_states(
         self,

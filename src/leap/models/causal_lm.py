@@ -57,6 +57,8 @@ class LeapformerModel(LeapformerBody):
             use_cache: return a cache to go on from.
             cu_seq_lens_q: where sequences packed into one row begin, and the last one ends.
             seq_idx: which of them each token belongs to, to the same end.
+            output_attentions: give each layer's weights too, in O(t^2), where all of a text is
+                read in this call.
         """
         if past_key_values is not None and not isinstance(past_key_values, StateCache):
             raise InputError(
@@ -68,17 +70,19 @@ class LeapformerModel(LeapformerBody):
             cu_seq_lens_q = packed_at(position_ids, seq_idx)
         if use_cache and past_key_values is None:
             past_key_values = StateCache(self.config.n_layer)
-        x = self.hidden_states(
-            input_ids,
-            inputs_embeds,
-            attention_mask,
-            position_ids,
-            past=past_key_values,
-            cu_seqlens=cu_seq_lens_q,
-        )
+        with self.watch(kwargs) as watch:
+            x = self.hidden_states(
+                input_ids,
+                inputs_embeds,
+                attention_mask,
+                position_ids,
+                past=past_key_values,
+                cu_seqlens=cu_seq_lens_q,
+            )
         return BaseModelOutputWithPast(
             last_hidden_state=x,  # type: ignore[arg-type]  # Any float tensor is meant.
             past_key_values=past_key_values if use_cache else None,
+            attentions=watch.weights(),  # type: ignore[arg-type]
         )
 
 

@@ -73,18 +73,23 @@ class LeapformerEncoder(LeapformerClassificationModel, LeapformerBody):
             prefix: embeddings `[p, hidden_size]` of tokens to put before each row, which have no
                 position; what comes out at them stands first.
             cu_seq_lens_q: where sequences packed into one row begin, and the last one ends.
+            output_attentions: give each layer's weights too, in O(t^2).
         """
         if prefix is not None and cu_seq_lens_q is not None:
             raise InputError("a prefix is put before rows, not before packed sequences; pad them")
-        x = self.hidden_states(
-            input_ids,
-            inputs_embeds,
-            attention_mask,
-            position_ids,
-            prefix=prefix,
-            cu_seqlens=cu_seq_lens_q,
+        with self.watch(kwargs) as watch:
+            x = self.hidden_states(
+                input_ids,
+                inputs_embeds,
+                attention_mask,
+                position_ids,
+                prefix=prefix,
+                cu_seqlens=cu_seq_lens_q,
+            )
+        return BaseModelOutput(
+            last_hidden_state=x,  # type: ignore[arg-type]  # Any float tensor is meant.
+            attentions=watch.weights(),  # type: ignore[arg-type]
         )
-        return BaseModelOutput(last_hidden_state=x)  # type: ignore[arg-type]
 
 
 class LeapformerForSequenceClassification(LeapformerClassificationModel):

@@ -29,6 +29,7 @@ from leap.models.cache import StateCache
 from leap.models.encoder import position_embedding, read_until
 from leap.models.seq2seq_config import LeapformerSeq2SeqConfig
 from leap.models.states import States
+from leap.models.weights import Watch, wants_weights
 from leap.ops.state import State
 
 
@@ -187,9 +188,14 @@ class Decoder(LeapformerPreTrainedModel):
                 "visible is a schedule for tokens given all at once; to write and read in turn, "
                 "use model.read and model.write"
             )
-        x, written_after, read_after, _ = self._run(
-            x, written, read, position_ids, written_mask=key_mask, **seen
-        )
+        wanted = self.layers if wants_weights(self.config, kwargs) else ()
+        with (
+            Watch(layer.get_submodule("attention") for layer in wanted) as own,
+            Watch(layer.get_submodule("cross_attention") for layer in wanted) as cross,
+        ):
+            x, written_after, read_after, _ = self._run(
+                x, written, read, position_ids, written_mask=key_mask, **seen
+            )
         if cache is not None:
             n_source = 0 if encoder_hidden_states is None else encoder_hidden_states.shape[1]
             for i in range(n):
@@ -200,6 +206,8 @@ class Decoder(LeapformerPreTrainedModel):
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=x,  # type: ignore[arg-type]  # Hugging Face means any float tensor.
             past_key_values=cache if use_cache else None,
+            attentions=own.weights(),  # type: ignore[arg-type]
+            cross_attentions=cross.weights(),  # type: ignore[arg-type]
         )
 
     def read(self, source: Tensor, states: States) -> States:

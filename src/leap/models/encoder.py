@@ -25,6 +25,7 @@ from leap.models.body import LeapformerPreTrainedModel, SinusoidalPositions
 from leap.models.seq2seq_config import LeapformerSeq2SeqConfig, LeapformerSpeechConfig
 from leap.models.states import States
 from leap.models.subsampling import LastFrame, Subsampler
+from leap.models.weights import Watch, wants_weights
 from leap.ops.state import State
 
 
@@ -68,8 +69,18 @@ class Encoder(LeapformerPreTrainedModel, ABC):
         """States in a chunk, 0 for all that there will be; None means what the config has."""
         return self.config.chunk_size if chunk_size is None else chunk_size
 
-    def encode(self, x: Tensor, key_mask: Tensor | None, chunk_size: int | None) -> BaseModelOutput:
-        """States of a whole source that has been embedded, chunk by chunk in one call."""
+    def encode(
+        self,
+        x: Tensor,
+        key_mask: Tensor | None,
+        chunk_size: int | None,
+        options: dict[str, Any],
+    ) -> BaseModelOutput:
+        """States of a whole source that has been embedded, chunk by chunk in one call.
+
+        Args:
+            options: what else the call was given, output_attentions among them.
+        """
         positions = token_positions(x, None, key_mask)
         chunk = self.states_per_chunk(chunk_size)
         inputs: dict[str, Any] = {"key_mask": key_mask, "positions": positions}
@@ -79,9 +90,14 @@ class Encoder(LeapformerPreTrainedModel, ABC):
                 ends = (positions // chunk + 1) * chunk
             inputs["visible"] = read_until(ends, key_mask, x.shape[1])
         x = self._placed(x, positions)
-        for layer in self.layers:
-            x, _ = layer(x, **inputs)
-        return BaseModelOutput(last_hidden_state=self.norm(x))
+        wanted = self.layers if wants_weights(self.config, options) else ()
+        with Watch(layer.get_submodule("block.attention") for layer in wanted) as watch:
+            for layer in self.layers:
+                x, _ = layer(x, **inputs)
+        return BaseModelOutput(
+            last_hidden_state=self.norm(x),
+            attentions=watch.weights(),  # type: ignore[arg-type]  # Any float tensors are meant.
+        )
 
     def encode_chunk(self, x: Tensor, states: States) -> tuple[Tensor, States]:
         """States of one more chunk that has been embedded, and what the layers keep of it."""
@@ -140,7 +156,7 @@ class TextEncoder(Encoder):
         if (input_ids is None) == (inputs_embeds is None):
             raise InputError("give either input_ids or inputs_embeds")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        return self.encode(self._scaled(x), self.state_mask(attention_mask), chunk_size)
+        return self.encode(self._scaled(x), self.state_mask(attention_mask), chunk_size, kwargs)
 
     def read(self, source: Tensor, states: States) -> tuple[Tensor, States]:
         """Read one more chunk of tokens `[b, n]`."""
@@ -185,7 +201,7 @@ class SpeechEncoder(Encoder):
         if mask is not None and _can_look(mask) and not pads_behind(mask):
             raise InputError("attention_mask: pads must stand behind the frames of speech")
         x, _ = self.subsampler(self.subsampler.blocks(input_features, mask))
-        return self.encode(x, self.state_mask(mask), chunk_size)
+        return self.encode(x, self.state_mask(mask), chunk_size, kwargs)
 
     def read(self, source: Tensor, states: States) -> tuple[Tensor, States]:
         """Read one more chunk of frames `[b, n, n_bins]`; frames that fill no state get silence."""

@@ -107,6 +107,8 @@ class LeapformerSeq2SeqModel(LeapformerSeq2SeqPreTrainedModel):
                 never fewer than the one before; more than there are means all, as is the default.
             chunk_size: states that the encoder reads at once, 0 for all; the config's by default.
             use_cache: return a cache to go on from.
+            output_attentions: give the weights of all layers too, where all of both languages is
+                given in this call and nothing is hidden by a schedule or by chunks.
         """
         has_read = past_key_values is not None and any(past_key_values.is_updated.values())
         if encoder_outputs is None and not has_read:
@@ -139,8 +141,11 @@ class LeapformerSeq2SeqModel(LeapformerSeq2SeqPreTrainedModel):
             last_hidden_state=outputs.last_hidden_state,
             past_key_values=outputs.past_key_values,
             decoder_hidden_states=outputs.hidden_states,
+            decoder_attentions=outputs.attentions,
+            cross_attentions=outputs.cross_attentions,
             encoder_last_hidden_state=hidden,  # type: ignore[arg-type]
             encoder_hidden_states=None if of_encoder is None else of_encoder.hidden_states,
+            encoder_attentions=None if of_encoder is None else of_encoder.attentions,
         )
 
 
@@ -256,8 +261,11 @@ class LeapformerForSeq2SeqLM(LeapformerSeq2SeqPreTrainedModel, GenerationMixin):
             logits=logits,
             past_key_values=outputs.past_key_values,
             decoder_hidden_states=outputs.decoder_hidden_states,
+            decoder_attentions=outputs.decoder_attentions,
+            cross_attentions=outputs.cross_attentions,
             encoder_last_hidden_state=outputs.encoder_last_hidden_state,
             encoder_hidden_states=outputs.encoder_hidden_states,
+            encoder_attentions=outputs.encoder_attentions,
         )
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
