@@ -12,6 +12,8 @@ Where to look:
 from importlib.metadata import version
 
 from leap.models import (
+    FastformerForCausalLM,
+    FastformerLMConfig,
     LeapConfig,
     LeapForCausalLM,
     LeapformerConfig,
@@ -27,6 +29,8 @@ from leap.models import (
 )
 
 __all__ = [
+    "FastformerForCausalLM",
+    "FastformerLMConfig",
     "LeapConfig",
     "LeapForCausalLM",
     "LeapModel",

@@ -10,7 +10,7 @@ KINDS = {
     "leapformer": {},
     "leapformer-rotary": {"position_embedding": "rotary"},
     "leapformer-none": {"position_embedding": "none"},
-    "leapformer-alibi": {"position_embedding": "alibi"},
+    "leapformer-learned": {"position_embedding": "learned"},
     "leapformer-gated": {"gate": "head"},
     "leapformer-convolved": {"gate": "channel", "convolution": 4},
     "leapformer-norm": {"normaliser": "norm"},

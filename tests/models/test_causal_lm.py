@@ -298,8 +298,8 @@ def test_a_cache_of_another_kind_is_named(make_model, shapes_unchecked):
 
 def test_learned_positions_have_an_end_and_the_others_none(make_model):
     with pytest.raises(InputError, match=r"position 128 is beyond the n_positions=128"):
-        make_model("leapformer")(make_ids(1, 129))
-    for kind in ("leapformer-rotary", "leapformer-none"):
+        make_model("leapformer-learned")(make_ids(1, 129))
+    for kind in ("leapformer", "leapformer-rotary", "leapformer-none"):
         assert make_model(kind)(make_ids(1, 300)).logits.isfinite().all()
 
 
@@ -322,7 +322,7 @@ class Distant:
 def test_positions_on_a_gpu_are_looked_at_only_where_they_may_be_too_many(
     make_model, shapes_unchecked
 ):
-    model = make_model("leapformer")
+    model = make_model("leapformer-learned")
     cache = model(make_ids(1, 120), use_cache=True).past_key_values
     near, padded, beyond = (Distant(torch.arange(n, n + 9)[None]) for n in (90, 110, 120))
     model.model._check_positions(near, None)

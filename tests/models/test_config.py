@@ -1,10 +1,18 @@
 """Promises of the configurations."""
 
+import json
+
 import pytest
 from transformers import AutoConfig
 
 from leap.errors import ConfigError
-from leap.models import LeapConfig, LeapForCausalLM, LeapformerConfig
+from leap.models import (
+    LeapConfig,
+    LeapForCausalLM,
+    LeapformerConfig,
+    LeapformerForSequenceClassification,
+    LeapformerSeq2SeqConfig,
+)
 
 
 def test_the_originals_call_works_as_written():
@@ -157,6 +165,42 @@ def test_windows_without_local_attention_are_a_contradiction():
 def test_only_learned_positions_limit_the_length():
     """By this name generate() looks for the limit it warns of."""
     assert LeapformerConfig(max_position_embeddings=64).n_positions == 64
-    assert LeapformerConfig(n_positions=64).max_position_embeddings == 64
+    assert LeapConfig(n_positions=64).max_position_embeddings == 64
     for kind in ("sinusoidal", "rotary", "alibi", "none"):
         assert LeapformerConfig(position_embedding=kind).max_position_embeddings is None
+
+
+@pytest.mark.parametrize(
+    ("config", "positions"),
+    [
+        (LeapformerConfig(), "alibi"),
+        (LeapformerConfig(attention="cosformer"), "alibi"),
+        (LeapformerConfig(attention="softmax"), "learned"),
+        (LeapformerConfig(attention=["leapformer", "softmax"] * 2), "learned"),
+        (LeapformerConfig(attention="performer"), "learned"),
+        (LeapConfig(), "learned"),
+        (LeapformerSeq2SeqConfig(), "sinusoidal"),
+        (LeapformerConfig(position_embedding="none"), "none"),
+    ],
+)
+def test_positions_that_are_not_given_follow_from_the_attention(config, positions, tmp_path):
+    assert config.position_embedding == positions
+    config.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["position_embedding"] == positions
+    assert type(config).from_pretrained(tmp_path).position_embedding == positions
+
+
+def test_positions_that_are_not_given_change_with_what_they_follow_from():
+    config = LeapformerConfig(vocab_size=10, n_layer=1, hidden_size=8, n_heads=2)
+    changed = config.to_dict() | {"attention": "softmax", "layer_types": None}
+    assert LeapformerConfig(**changed).position_embedding == "learned"
+    LeapformerForSequenceClassification(config)
+    assert config.position_embedding == "learned"
+    config.position_embedding = "alibi"
+    with pytest.raises(ConfigError, match="alibi is for form='causal'"):
+        LeapformerForSequenceClassification(config)
+
+
+def test_windows_double_as_far_as_there_is_something_to_see():
+    config = LeapConfig(n_layer=12, n_positions=64)
+    assert config.windows == [4, 8, 16, 32] + [None] * 8

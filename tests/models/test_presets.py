@@ -9,7 +9,7 @@ from leap.models.presets import PRESETS, preset
 
 
 @pytest.mark.parametrize(
-    ("name", "millions"), [("small", 5.6), ("140m", 146.2), ("247m", 247.1), ("350m", 353.8)]
+    ("name", "millions"), [("small", 5.3), ("140m", 146.2), ("247m", 247.1), ("350m", 353.8)]
 )
 def test_sizes_are_what_the_names_say(name, millions):
     with torch.device("meta"):
@@ -30,6 +30,25 @@ def test_learned_proportions_add_what_the_paper_adds():
 def test_every_preset_makes_leap_too():
     for name in PRESETS:
         assert isinstance(preset(name, attention="leap"), LeapConfig)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("attention", ["leapformer", "leap"])
+def test_the_state_is_of_a_few_mebibytes_at_most(name, attention):
+    config = preset(name, attention=attention)
+    layers = {window: layer for layer, window in enumerate(config.windows)}
+    n_bytes = {}
+    for window, layer in layers.items():
+        x = torch.zeros(1, window or 1, config.hidden_size)
+        _, state = config.build_attention(layer)(x)
+        n_bytes[window] = state.n_bytes
+    assert sum(n_bytes[window] for window in config.windows) < 32 * 2**20
+
+
+def test_linear_attention_fades_but_for_the_papers_own_models():
+    found = {name: preset(name).position_embedding for name in PRESETS}
+    paper = {"140m": "sinusoidal", "247m": "sinusoidal"}
+    assert found == dict.fromkeys(PRESETS, "alibi") | paper
 
 
 def test_an_unknown_preset_is_named():

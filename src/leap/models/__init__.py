@@ -13,13 +13,15 @@ from transformers import (
 
 from leap.models.cache import StateCache
 from leap.models.causal_lm import (
+    FastformerForCausalLM,
+    FastformerModel,
     LeapForCausalLM,
     LeapformerForCausalLM,
     LeapformerModel,
     LeapModel,
 )
 from leap.models.classification import LeapformerEncoder, LeapformerForSequenceClassification
-from leap.models.config import LeapConfig, LeapformerConfig
+from leap.models.config import FastformerLMConfig, LeapConfig, LeapformerConfig
 from leap.models.fbank import LeapformerFeatureExtractor
 from leap.models.interface import with_proportions
 from leap.models.mechanisms import ATTENTIONS, usable_as
@@ -37,6 +39,9 @@ from leap.models.states import States
 __all__ = [
     "ATTENTIONS",
     "PRESETS",
+    "FastformerForCausalLM",
+    "FastformerLMConfig",
+    "FastformerModel",
     "LeapConfig",
     "LeapForCausalLM",
     "LeapModel",
@@ -62,6 +67,7 @@ __all__ = [
 
 for config, model, causal_lm in (
     (LeapConfig, LeapModel, LeapForCausalLM),
+    (FastformerLMConfig, FastformerModel, FastformerForCausalLM),
     (LeapformerConfig, LeapformerModel, LeapformerForCausalLM),
 ):
     AutoConfig.register(config.model_type, config, exist_ok=True)

@@ -22,7 +22,7 @@ from leap.errors import FileError, InputError
 from leap.models.adaptive import AdaptiveEmbedding
 from leap.models.body import LeapformerBody, LeapformerPreTrainedModel, packed_at
 from leap.models.cache import StateCache
-from leap.models.config import LeapConfig, LeapformerConfig
+from leap.models.config import FastformerLMConfig, LeapConfig, LeapformerConfig
 from leap.models.loss import IGNORED, head_cross_entropy
 
 
@@ -229,3 +229,15 @@ class LeapForCausalLM(LeapformerForCausalLM):
     """LEAP with a head that predicts the next token."""
 
     config: LeapConfig
+
+
+class FastformerModel(LeapModel):
+    """Causal Fastformer without a head."""
+
+    config: FastformerLMConfig
+
+
+class FastformerForCausalLM(LeapForCausalLM):
+    """Causal Fastformer with a head that predicts the next token."""
+
+    config: FastformerLMConfig

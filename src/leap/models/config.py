@@ -5,6 +5,7 @@ the names and defaults of the original LEAP. What attentions there are is in `me
 """
 
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import field
 from typing import Any, Literal, get_args
 
@@ -38,6 +39,21 @@ FIRST_WINDOW = 4
 """Window of a first layer that is not told its own; each layer above sees twice as far."""
 
 
+class ByDefault(str):
+    """A setting that was not given: it follows from others, and is settled anew with them."""
+
+
+def default_window(layer: int, n_positions: int) -> int | None:
+    """The window of a LEAP layer that is not told its own, None where it sees everything.
+
+    It doubles with every layer as far as there is something to see: one that holds the n_positions
+    of training shows all of them, as no window does, whose state is a mean instead of so many
+    tokens. So all layers together keep less than 2 n_positions tokens, however many they are.
+    """
+    window = FIRST_WINDOW * 2**layer
+    return window if window < n_positions else None
+
+
 @strict
 class LeapformerConfig(PreTrainedConfig):
     """A pre-norm transformer with any attention.
@@ -56,10 +72,12 @@ class LeapformerConfig(PreTrainedConfig):
         layer_types: the same in Hugging Face's words: "linear_attention" for `attention`,
             "full_attention" for softmax, "sliding_attention" for LEAP over the layer's window.
         window_sizes: window of each LEAP layer; None, for one or for all, sees everything. Layers
-            of type "sliding_attention" have 4, 8, 16, ... by their depth, if it is None for all.
+            of type "sliding_attention" have 4, 8, 16, ... by their depth, if it is None for all,
+            as far as n_positions: see `default_window`.
         position_embedding: "learned" or "sinusoidal", added to embeddings; "rotary", turning the
             queries and keys of attentions that have them; "alibi", by which scores fade with
-            distance, in decoders; or "none".
+            distance, in decoders; or "none". By default what learned best of those measured: see
+            `default_positions`.
         feature: feature map of linear attentions, in `leap.ops.features.FEATURES`.
         proportion: how attention="leapformer" knows where tokens stand: "travelled", or "learned"
             as in the paper.
@@ -95,7 +113,7 @@ class LeapformerConfig(PreTrainedConfig):
     attention_dropout: float = 0.0
     layer_types: list[str] | None = None
     window_sizes: list[int | None] | None = None
-    position_embedding: str = "learned"
+    position_embedding: str | None = None
     feature: str = "relu"
     proportion: str = "learned"
     proportion_hidden: int | None = None
@@ -175,7 +193,31 @@ class LeapformerConfig(PreTrainedConfig):
 
     def build_attention(self, layer: int, form: Form = "causal") -> Attention:
         """The attention of one layer."""
-        return build_attention(self, layer, form)
+        config = copy(self)
+        config.settle_positions(form)
+        return build_attention(config, layer, form)
+
+    def default_positions(self, form: Form = "causal") -> str:
+        """How positions are known unless the config is told.
+
+        Decoders of linear attention learn best where scores fade with distance, "alibi": it gives
+        them the sense of what is near that they lack (docs/experiments.md), but for the delta rule,
+        which learns to forget and needs "none". Others have "learned"
+        ones: encoders, as there is no distance to fade by in both directions; LEAP, whose windows
+        tell what is near; softmax, as GPT-2 has them; and hybrids with either. Translation models
+        have "sinusoidal" ones, as the decoder finds its place in the source by them.
+        """
+        if form != "causal" or any(
+            name in ("leap", "softmax") or "causal" not in ATTENTIONS[name].forms
+            for name in self.attentions
+        ):
+            return "learned"
+        return "alibi" if any(ATTENTIONS[name].alibi for name in self.attentions) else "none"
+
+    def settle_positions(self, form: Form) -> None:
+        """Positions for a model of this form, if none were given."""
+        if self.position_embedding is None or isinstance(self.position_embedding, ByDefault):
+            self.position_embedding = ByDefault(self.default_positions(form))
 
     def _check_sizes(self) -> None:
         for name in ("vocab_size", "hidden_size", "n_positions", "n_layer", "n_heads"):
@@ -199,7 +241,8 @@ class LeapformerConfig(PreTrainedConfig):
             ("hidden_act", ("gelu",)),
         )
         for name, known in choices:
-            one_of(name, getattr(self, name), tuple(known))
+            if getattr(self, name) is not None:  # Else it is settled later.
+                one_of(name, getattr(self, name), tuple(known))
 
     def _settle_attention(self) -> None:
         """One mechanism, window and type a layer, whichever of them were given."""
@@ -233,6 +276,7 @@ class LeapformerConfig(PreTrainedConfig):
                     "leave one out, or make them agree"
                 )
         self._settle_windows([kind == "sliding_attention" for kind in kinds])
+        self.settle_positions("causal")
         self._check_positions()
         self.layer_types = [ATTENTIONS[name].layer_type for name in self.attentions]
 
@@ -240,7 +284,8 @@ class LeapformerConfig(PreTrainedConfig):
         """A window for each layer that slides, if none were given."""
         if self.window_sizes is None and any(sliding):
             self.window_sizes = [
-                FIRST_WINDOW * 2**layer if slides else None for layer, slides in enumerate(sliding)
+                default_window(layer, self.n_positions) if slides else None
+                for layer, slides in enumerate(sliding)
             ]
         for window in self.windows:
             if window is not None and window < 1:
@@ -267,7 +312,8 @@ class LeapConfig(LeapformerConfig):
 
     Args:
         use_local_att: let layers see windows; else all see everything.
-        window_sizes: window of each layer. By default 4, 8, 16, ... with the last layer global.
+        window_sizes: window of each layer. By default 4, 8, 16, ... below n_positions, with the
+            last layer, and those that would see n_positions or more, global.
     """
 
     model_type = "leap"
@@ -285,3 +331,12 @@ class LeapConfig(LeapformerConfig):
                 given = f"window_sizes={self.window_sizes}"
             raise ConfigError(f"{given} with use_local_att=False: drop one of them")
         super()._settle_windows(sliding)
+
+
+@strict
+class FastformerLMConfig(LeapConfig):
+    """Causal Fastformer, by the name that it has beside LEAP in `leap-transformer`."""
+
+    model_type = "fastformer"
+
+    formulation: str = "fastformer"

@@ -75,7 +75,9 @@ def test_positions_are_what_the_attention_can_use():
 
 
 def test_windows_double_or_are_as_given():
-    assert build(attention="leap", n_layer=4).config.windows == [4, 8, 16, None]
+    assert build(attention="leap", n_layer=3).config.windows == [4, 8, None]
+    beyond = build(attention="leap", n_layer=5).config  # 16 tokens are all that it is shown.
+    assert beyond.windows == [4, 8, None, None, None]
     assert build(attention="leap", windows="global").config.windows == [None, None]
     assert build(attention="leap", windows="3,global").config.windows == [3, None]
 
@@ -173,7 +175,7 @@ def test_linear_attentions_fade_with_distance_unless_told_otherwise():
         assert build(attention=attention).config.position_embedding == "learned"
     assert build(position_embedding="learned").config.position_embedding == "learned"
     preset = build(preset="tiny", hidden_size=None, n_layer=None)
-    assert preset.config.position_embedding == "learned"
+    assert preset.config.position_embedding == "alibi"
 
 
 def test_a_run_is_loaded_with_its_tokenizer(trained):

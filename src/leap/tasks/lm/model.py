@@ -25,7 +25,7 @@ from leap.models import (
     LeapformerForCausalLM,
     presets,
 )
-from leap.models.config import FIRST_WINDOW, PositionEmbedding
+from leap.models.config import PositionEmbedding, default_window
 from leap.tasks.files import check_weights
 from leap.tasks.lm.tokenizer import TextTokenizer, load_tokenizer
 from leap.training import quiet
@@ -42,8 +42,8 @@ class SizeConfig:
 
     position_embedding: PositionEmbedding | None = None
     """How positions are known; without learned ones, texts may be of any length. Unless a preset
-    says otherwise, alibi for LeaPformer and other linear attentions, none for gated-delta, learned
-    for the rest, and for gpt2 always."""
+    says otherwise (140m and 247m), alibi for LeaPformer and other linear attentions, none for
+    gated-delta, learned for the rest, and for gpt2 always."""
     preset: str | None = None
     """Sizes by name, see leap lm presets; those given here as well go before it."""
     hidden_size: int | None = None
@@ -67,8 +67,8 @@ class MechanismConfig:
     """Formulation of LEAP layers: leap-mixed, leap-1.0, leap-0.1, leap-elu, additive, fastformer;
     by default the first, which did best."""
     windows: str = "doubling"
-    """Windows of LEAP layers: doubling (4, 8, 16, ..., the last layer global), global, or one a
-    layer (4,8,global)."""
+    """Windows of LEAP layers: doubling (4, 8, 16, ... below the length of training, then global,
+    as the last layer is), global, or one a layer (4,8,global)."""
     gate: Gate | None = None
     """How attentions learn to forget: a gate a head, or in linear ones a channel; not in LEAP."""
     convolution: int | None = None
@@ -123,13 +123,8 @@ def build_config(config: ModelConfig, tokenizer: TextTokenizer, length: int) -> 
     names = config.attention.split(",")
     attentions = [names[layer % len(names)] for layer in range(n_layer)]
     changes["attention"] = attentions[0] if len(set(attentions)) == 1 else attentions
-    if config.preset is None and not {"leap", "softmax"} & set(attentions):
-        # Each head has a reach of its own then, which matters more than how scores are weighed.
-        # Where each learns its reach, there is nothing to add.
-        fades = any(name in ATTENTIONS and ATTENTIONS[name].alibi for name in attentions)
-        changes.setdefault("position_embedding", "alibi" if fades else "none")
     if "leap" in attentions:
-        changes["window_sizes"] = windows(config.windows, n_layer)
+        changes["window_sizes"] = windows(config.windows, n_layer, length)
         if config.formulation is not None:
             changes["formulation"] = config.formulation
     elif config.formulation is not None or config.windows != "doubling":
@@ -192,10 +187,10 @@ def _state_bytes(config: LeapformerConfig) -> int:
     return sum(sizes[kind] for kind in kinds)
 
 
-def windows(text: str, n_layer: int) -> list[int | None]:
-    """The window of each layer, None for all, from its short form."""
+def windows(text: str, n_layer: int, length: int) -> list[int | None]:
+    """The window of each layer, None for all, from its short form, for sequences of `length`."""
     if text == "doubling":
-        return [FIRST_WINDOW * 2**layer for layer in range(n_layer - 1)] + [None]
+        return [default_window(layer, length) for layer in range(n_layer - 1)] + [None]
     if text == "global":
         return [None] * n_layer
     try:
