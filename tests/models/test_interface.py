@@ -2,14 +2,15 @@
 
 import pytest
 import torch
-from safetensors.torch import load_model
 from torch.testing import assert_close
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     BertConfig,
+    Gemma2Config,
     LlamaConfig,
     MistralConfig,
+    T5Config,
 )
 
 import leap
@@ -83,16 +84,46 @@ def test_proportions_learn():
 
 
 @pytest.mark.parametrize("make", [make_bert, make_llama])
-def test_saved_proportions_are_loaded_into_a_model_that_has_their_nets(make, tmp_path):
-    model = leap.with_proportions(make())
+def test_a_saved_model_comes_back_with_its_proportions(make, tmp_path):
+    model = leap.with_proportions(make(), hidden=5)
     model.save_pretrained(tmp_path)
-    fresh = make()
-    torch.manual_seed(1)
-    leap.with_proportions(fresh)
+    kind = AutoModel if make is make_bert else AutoModelForCausalLM
+    again = kind.from_pretrained(tmp_path, dtype="auto").eval()
     ids = make_ids(2, 12)
-    assert not torch.equal(fresh(ids)[0], model(ids)[0])
-    load_model(fresh, tmp_path / "model.safetensors")
-    assert_close(fresh(ids)[0], model(ids)[0])
+    assert_close(again(ids)[0], model(ids)[0])
+    again.save_pretrained(tmp_path / "again")
+    assert_close(kind.from_pretrained(tmp_path / "again", dtype="auto")(ids)[0], model(ids)[0])
+
+
+def test_pads_before_a_text_change_nothing_where_positions_leave_them_out():
+    model, ids = make_llama(), make_ids(2, 9)
+    mask = torch.ones(2, 12, dtype=torch.long)
+    mask[:, :3] = 0
+    padded = torch.cat([make_ids(2, 3, seed=1), ids], dim=1)
+    with pytest.raises(InputError, match=r"position_ids count pads.*relu follows the rotation"):
+        model(padded, attention_mask=mask)
+    given = {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(0)}
+    assert_close(model(padded, **given).logits[:, 3:], model(ids).logits)
+    options = {"max_new_tokens": 6, "do_sample": False}
+    written = model.generate(padded, attention_mask=mask, **options)[:, 12:]
+    assert torch.equal(written, model.generate(ids, **options)[:, 9:])
+    right = torch.cat([ids, make_ids(2, 3, seed=1)], dim=1)
+    assert_close(model(right, attention_mask=mask.flip(1)).logits[:, :9], model(ids).logits)
+
+
+def test_biases_of_pairs_are_an_error_rather_than_dropped():
+    config = T5Config(
+        vocab_size=61, d_model=16, d_ff=32, num_layers=1, num_heads=4, d_kv=4, pad_token_id=0
+    )
+    model = AutoModel.from_config(config, attn_implementation="leapformer")
+    ids = make_ids(1, 9)
+    with pytest.raises(ConfigError, match=r"position_bias is for scores of pairs .* or 'eager'"):
+        model(ids, decoder_input_ids=ids)
+    kinds = ["full_attention"] * 2
+    config = Gemma2Config(**SIZES, num_key_value_heads=2, head_dim=4, layer_types=kinds)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="leapformer")
+    with pytest.raises(ConfigError, match="softcap is for scores of pairs"):
+        model(ids)
 
 
 def test_a_window_is_an_error_rather_than_ignored():
