@@ -1,5 +1,7 @@
 """Promises to those who come with Hugging Face's tools."""
 
+import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -235,14 +237,45 @@ def test_the_decode_step_gives_the_same_logits(script):
     subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parent, check=True)
 
 
+LOADED_WITHOUT_THE_PACKAGE = """
+import sys
+from pathlib import Path
+
+sys.path = [folder for folder in sys.path if not (Path(folder) / "leap").is_dir()]
+sys.meta_path = [finder for finder in sys.meta_path if "editable" not in repr(finder)]
+
+from transformers import AutoConfig, AutoModelForCausalLM
+
+for kind in (AutoConfig, AutoModelForCausalLM):
+    try:
+        kind.from_pretrained({folder!r}, trust_remote_code=True)
+    except ImportError as error:
+        assert "pip install leapformer" in str(error), error
+        assert "pip install leap`" not in str(error), error
+    else:
+        raise AssertionError("loaded without the package")
+"""
+
+
 @pytest.mark.parametrize("kind", ["leapformer", "leap"])
-def test_a_saved_folder_brings_its_code(kind, make_model, tmp_path):
+def test_a_saved_folder_says_where_its_code_is(kind, make_model, tmp_path):
     model = make_model(kind)
     model.save_pretrained(tmp_path)
-    assert (tmp_path / "causal_lm.py").is_file()
+    assert [path.name for path in tmp_path.glob("*.py")] == ["modeling_leapformer.py"]
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=True, dtype="auto")
+    assert type(loaded) is type(model)
     ids = make_ids(2, 9)
     assert_close(loaded(ids).logits, model(ids).logits)
+    subprocess.run(
+        [sys.executable, "-c", LOADED_WITHOUT_THE_PACKAGE.format(folder=str(tmp_path))],
+        env=os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules"), "PYTHONPATH": ""},
+        check=True,
+    )
+
+
+def test_models_can_be_pickled(make_model):
+    model, ids = make_model("leapformer"), make_ids(2, 9)
+    assert_close(pickle.loads(pickle.dumps(model))(ids).logits, model(ids).logits)
 
 
 def test_fastformer_goes_by_the_originals_name(tmp_path):

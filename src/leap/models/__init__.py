@@ -107,3 +107,10 @@ AutoFeatureExtractor.register(LeapformerSpeechConfig, LeapformerFeatureExtractor
 LeapformerFeatureExtractor.register_for_auto_class("AutoFeatureExtractor")
 AutoProcessor.register(LeapformerSpeechConfig, LeapformerProcessor, exist_ok=True)
 LeapformerProcessor.register_for_auto_class("AutoProcessor")
+
+from leap.models import modeling_leapformer  # noqa: E402  # It takes its names from here.
+
+for kind in vars(modeling_leapformer).values():
+    if isinstance(kind, type):
+        # Hugging Face copies the file of a class's module beside the weights, and no other of ours.
+        kind.__module__ = modeling_leapformer.__name__

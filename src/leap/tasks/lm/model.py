@@ -18,7 +18,6 @@ from transformers import (
 from leap.errors import ConfigError, FileError, LeapError
 from leap.layers.gate import Gate
 from leap.models import (
-    ATTENTIONS,
     LeapConfig,
     LeapForCausalLM,
     LeapformerConfig,
