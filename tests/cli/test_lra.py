@@ -3,10 +3,12 @@ import json
 import pytest
 
 from leap.cli import main
-from leap.cli.lra import VERBS
+from leap.cli.verbs import VERBS as ALL_VERBS
 from leap.tasks.lra import generate
 from leap.tasks.lra.data import load_task
 from leap.tasks.lra.prepare import PrepareConfig
+
+VERBS = ALL_VERBS["lra"]
 
 SMALL = ["--train", "5", "--valid", "2", "--test", "3", "--workers", "1"]
 
@@ -81,6 +83,6 @@ def test_an_error_is_one_line_that_names_the_file(capsys, tmp_path):
     assert (code, out) == (1, "")
     assert err.startswith(f"leap: {tmp_path / 'train.jsonl'} is broken") and err.count("\n") == 1
     code, _, err = run(capsys, "--task", "listops", "--train", 0)
-    assert (code, err) == (1, "leap: train=0 must be 1 or more\n")
+    assert (code, err) == (1, "leap: --train=0 must be 1 or more\n")
     code, _, err = run(capsys, "--task", "sudoku")
     assert code == 2 and "sudoku" in err

@@ -7,10 +7,12 @@ import pytest
 
 from leap.bench import lra
 from leap.cli import main
-from leap.cli.lra import VERBS
+from leap.cli.verbs import VERBS as ALL_VERBS
 from leap.tasks.lra import cache
 from leap.tasks.lra.cache import SPLITS, Examples, Sequences
 from leap.tasks.lra.data import TASKS
+
+VERBS = ALL_VERBS["lra"]
 
 RUNS = ("train", "report", "speed", "ablate", "overhead")
 SHORT = ["--task", "image", "--steps", "1", "--batch", "4"]
@@ -45,9 +47,9 @@ def test_help_ends_with_examples_that_parse(capsys, verb, monkeypatch):
     for line, meaning in VERBS[verb].examples:
         assert f"  leap {line}  " in examples and meaning in examples
         given = []
-        monkeypatch.setitem(VERBS, verb, replace(VERBS[verb], run=given.append))
+        monkeypatch.setattr(VERBS[verb].run, given.append)
         assert run(capsys, *line.split()[1:])[0] == 0
-        assert type(given[0]) is VERBS[verb].config
+        assert type(given[0]) is VERBS[verb].load_config()
 
 
 def test_models_are_trained_and_reported(capsys, data, tmp_path):
@@ -98,4 +100,4 @@ def test_errors_are_one_line(capsys, tmp_path):
     assert code == 1
     assert err.startswith("leap: no listops data in") and err.count("\n") == 1
     code, _, err = run(capsys, "train", "--task", "chess")
-    assert code == 1 and err.startswith("leap: task='chess' is not known")
+    assert code == 1 and err.startswith("leap: --task='chess' is not known")

@@ -1,44 +1,29 @@
 """The command `leap`: flags in, text out. The work is done elsewhere, and prints nothing.
 
-A task is a module of this package, named in `TASKS` and imported only when it is asked for, so
-that no task waits for what another needs. A verb of a task is an entry of the module's `VERBS`.
+What there is to run is in `leap.cli.verbs`; until it is asked for, nothing heavy is imported.
 """
 
 import argparse
+import ast
+import inspect
 import os
+import re
+import shutil
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from importlib import import_module
-from typing import Any, NoReturn
+import textwrap
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from itertools import pairwise
+from typing import Annotated, Any, NoReturn, get_type_hints
 
-import tyro
-
-from leap import __version__
+import leap
+from leap.cli.verbs import TASKS, VERBS, Verb
 from leap.errors import LeapError
+from leap.extras import extras_with, install_command
 
-TASKS = {
-    "bench": "speed and memory of attentions and of decoding",
-    "lm": "language models: train, measure, write",
-    "lra": "Long Range Arena: data, training, tables, speed",
-    "simul": "simultaneous translation: data, training, scores, streams",
-}
-
-
-@dataclass(frozen=True)
-class Verb:
-    """One command: its settings, what runs it, and examples to end its help with."""
-
-    config: type[Any]
-    """A dataclass: its fields are the flags, its docstrings the help."""
-    run: Callable[[Any], None]
-    examples: Sequence[tuple[str, str]]
-    """Command lines, without the leading `leap`, and what they do."""
-
-    @property
-    def summary(self) -> str:
-        """The first line of the help."""
-        return (self.config.__doc__ or "").partition("\n")[0]
+ABOUT = "Transformers with attention in linear time."
+LEARNING = ("lm", "lra", "simul")
+"""Tasks with an extra of the same name, for what they need besides the core."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -58,30 +43,58 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(arguments: Sequence[str]) -> None:
-    task, rest = _choose("leap", "Linear-time attention.", TASKS, arguments, version=True)
-    verbs: dict[str, Verb] = import_module(f"leap.cli.{task}").VERBS
-    summaries = {name: verb.summary for name, verb in verbs.items()}
-    verb, rest = _choose(f"leap {task}", TASKS[task], summaries, rest)
-    command = verbs[verb]
-    command.run(_parse(f"leap {task} {verb}", command, rest))
+    start = "To begin, leap lm demo trains a small language model and reports on it."
+    task, rest = _choose("leap", ABOUT, TASKS, arguments, closing=start, version=True)
+    summaries = {name: verb.summary for name, verb in VERBS[task].items()}
+    closing = f"Packages for this come with the extra {task}." if task in LEARNING else ""
+    name, rest = _choose(f"leap {task}", TASKS[task], summaries, rest, closing=closing)
+    verb = VERBS[task][name]
+    flags: Collection[str] = ()
+    try:
+        config = verb.load_config()
+        flags = [field.name for field in fields(config)]
+        verb.load_run()(_parse(f"leap {task} {name}", config, verb, rest))
+    except LeapError as error:
+        _fail(as_typed(str(error), flags), code=1)
+    except ModuleNotFoundError as error:
+        extras = extras_with(error.name or "")
+        if not extras:
+            raise
+        extra = task if task in extras else extras[0]
+        _fail(f"leap {task} {name} needs {error.name}: {install_command(extra)}", code=1)
 
 
 def _choose(
-    prog: str, about: str, choices: dict[str, str], arguments: Sequence[str], version: bool = False
+    prog: str,
+    about: str,
+    choices: Mapping[str, str],
+    arguments: Sequence[str],
+    *,
+    closing: str = "",
+    version: bool = False,
 ) -> tuple[str, list[str]]:
     """The first argument, which must be one of `choices`, and the arguments after it."""
-    listing = "\n".join(f"  {name:<12}{summary}" for name, summary in choices.items())
+    width = shutil.get_terminal_size().columns
+    listing = "\n".join(
+        textwrap.fill(summary, width, initial_indent=f"  {name:<12}", subsequent_indent=" " * 14)
+        for name, summary in choices.items()
+    )
     parser = argparse.ArgumentParser(
         prog=prog,
+        usage=f"{prog} COMMAND ...",
         description=about,
-        epilog=f"commands:\n{listing}\n\n{prog} COMMAND --help tells more of each.",
+        epilog=f"commands:\n{listing}\n\n{prog} COMMAND --help tells more of each.\n{closing}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     if version:
-        parser.add_argument("--version", action="version", version=f"leapformer {__version__}")
+        parser.add_argument("--version", action="version", version=f"leapformer {leap.__version__}")
     parser.add_argument(
-        "command", nargs="?", choices=list(choices), metavar="COMMAND", help="see below"
+        "command",
+        nargs="?",
+        choices=list(choices),
+        metavar="COMMAND",
+        help=argparse.SUPPRESS,
     )
     if not arguments:
         parser.print_help()
@@ -90,12 +103,30 @@ def _choose(
     return parser.parse_args([first]).command, rest
 
 
-def _parse(prog: str, verb: Verb, arguments: Sequence[str]) -> Any:
+def _parse(prog: str, config: type[Any], verb: Verb, arguments: Sequence[str]) -> Any:
+    import tyro
+
+    hints, texts = get_type_hints(config, include_extras=True), help_texts(config)
+    described = {
+        field.name: Annotated[
+            hints[field.name],
+            tyro.conf.arg(
+                help=texts.get(field.name),
+                # Where the default is None, the help says what that means.
+                help_behavior_hint="" if field.default is None else None,
+            ),
+        ]
+        for field in fields(config)
+    }
     # tyro would frame the error of a config that checks itself, so it gets one that does not.
     unchecked = type(
-        verb.config.__name__,
-        (verb.config,),
-        {"__doc__": verb.config.__doc__, "__post_init__": lambda self: None},
+        config.__name__,
+        (config,),
+        {
+            "__doc__": config.__doc__,
+            "__annotations__": described,
+            "__post_init__": lambda self: None,
+        },
     )
     try:
         given: Any = tyro.cli(unchecked, prog=prog, args=arguments)
@@ -106,7 +137,30 @@ def _parse(prog: str, verb: Verb, arguments: Sequence[str]) -> Any:
             for line, meaning in verb.examples:
                 print(f"  leap {line:<{width}}   {meaning}")
         raise
-    return verb.config(**{field.name: getattr(given, field.name) for field in fields(given)})
+    return config(**{field.name: getattr(given, field.name) for field in fields(given)})
+
+
+def help_texts(config: type[Any]) -> dict[str, str]:
+    """What the docstrings below a dataclass's fields say, each in one line."""
+    found = {}
+    for base in reversed([base for base in config.__mro__ if is_dataclass(base)]):
+        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body  # type: ignore[attr-defined]
+        for field, text in pairwise(body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                found[ast.unparse(field.target)] = " ".join(ast.literal_eval(text.value).split())
+    return found
+
+
+def as_typed(message: str, flags: Collection[str]) -> str:
+    """A message about settings, these named as on the command line: `--learning-rate`.
+
+    A name that is a plain word as well is one in `steps=3`, and as the subject of the sentence.
+    """
+    for name in flags:
+        follows = r"(?![\w/.-])" if "_" in name else r"(?==)"
+        flag = "--" + name.replace("_", "-")
+        message = re.sub(rf"(?<![\w/.-]){name}{follows}|^{name}(?=:| is | or )", flag, message)
+    return message
 
 
 def _fail(message: str, *, code: int) -> NoReturn:

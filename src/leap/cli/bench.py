@@ -15,7 +15,6 @@ from leap.bench.decode import measure as measure_decode
 from leap.bench.run import Progress as ProgressCallback
 from leap.bench.stream import StreamBenchConfig
 from leap.bench.stream import measure as measure_stream
-from leap.cli import Verb
 from leap.cli.table import show_table
 
 
@@ -88,35 +87,3 @@ class _LinePerStage:
         if stage != self.stage and ":" in doing:
             self.console.print(f"{done}/{total}  {stage}", highlight=False)
             self.stage = stage
-
-
-VERBS = {
-    "attention": Verb(
-        config=BenchConfig,
-        run=attention,
-        examples=[
-            ("bench attention", "everything, in about ten minutes"),
-            ("bench attention --lengths 1024 2048", "two lengths, in seconds"),
-            ("bench attention --mechanisms leapformer leap-w64", "these two and their baseline"),
-            ("bench attention --lengths 32768 65536 --windows", "longer, LEAP without windows"),
-        ],
-    ),
-    "decode": Verb(
-        config=DecodeConfig,
-        run=decode,
-        examples=[
-            ("bench decode", "contexts up to 100,000, in a minute"),
-            ("bench decode --contexts 256 4096", "two contexts, in seconds"),
-            ("bench decode --models leapformer cosformer linear", "these, and no GPT-2"),
-            ("bench decode --preset 350m --contexts 1024", "at the size of GPT-2 medium"),
-        ],
-    ),
-    "stream": Verb(
-        config=StreamBenchConfig,
-        run=stream,
-        examples=[
-            ("bench stream", "after up to 100,000 pieces of text and an hour of speech"),
-            ("bench stream --lengths 100 1000 --sound", "two lengths of text, in seconds"),
-        ],
-    ),
-}

@@ -10,7 +10,6 @@ from rich.text import Text
 from transformers.utils import logging
 
 from leap.bench.measure import peak_bytes
-from leap.cli import Verb
 from leap.cli.progress import progress_shown, told
 from leap.cli.table import show_table
 from leap.explain.page import TINT, depths, shown
@@ -198,77 +197,3 @@ def _tinted(pieces: list[str], weights: list[float]) -> Text:
         shade = Color.from_rgb(*(255 - depth * (255 - channel) for channel in TINT))
         text.append(shown(piece), Style(color="black", bgcolor=shade))
     return text
-
-
-VERBS = {
-    "train": Verb(
-        config=TrainConfig,
-        run=train,
-        examples=[
-            ("lm train", "learn from the Python library of this machine"),
-            ("lm train --data play.txt --output runs/play", "minutes on a CPU"),
-            ("lm train --data play.txt --attention leap --output runs/leap", "the same, with LEAP"),
-            (
-                "lm train --data wikitext-2 --train-tokenizer 8192 --epochs 3 --length 1024",
-                "with a tokenizer of its own",
-            ),
-        ],
-    ),
-    "eval": Verb(
-        config=EvalConfig,
-        run=evaluate,
-        examples=[
-            ("lm eval --run runs/play --data play.txt", "on its held-out text"),
-            ("lm eval --run runs/play --data play.txt --stride 64", "windows that overlap"),
-            ("lm eval --run runs/play --data play.txt --stateful", "no window at all"),
-        ],
-    ),
-    "generate": Verb(
-        config=GenerateConfig,
-        run=generate,
-        examples=[
-            ("lm generate --run runs/play --prompt Enter", "200 tokens more"),
-            ("lm generate --run runs/play --state tale.safetensors", "begin a tale, or go on"),
-            ("lm generate --run runs/play --temperature 0", "always the likeliest token"),
-        ],
-    ),
-    "explain": Verb(
-        config=ExplainConfig,
-        run=explain,
-        examples=[
-            ("lm explain --run runs/play --prompt Enter", "what its last token attends to"),
-            ("lm explain --run runs/play --prompt Enter --token 2", "or the second one"),
-        ],
-    ),
-    "compare": Verb(
-        config=CompareConfig,
-        run=compare,
-        examples=[
-            ("lm compare", "several models on WikiText-2, hours on a CPU"),
-            ("lm compare --models gpt2 leap:windowed --steps 200", "two of them, briefly"),
-            (
-                "lm compare --tokenizer spiece.model --train-tokenizer None --length 2048 "
-                "--batch 2 --epochs 20",
-                "LEAP's own experiment in full, given T5's tokenizer",
-            ),
-        ],
-    ),
-    "demo": Verb(
-        config=DemoConfig,
-        run=demo,
-        examples=[("lm demo", "five minutes on two cores; ends in runs/demo/report.html")],
-    ),
-    "recall": Verb(
-        RecallConfig,
-        recall,
-        [
-            ("lm recall", "ask LEAP, LeaPformer and softmax over up to 65,536 tokens"),
-            ("lm recall --models leap:none --distances 64 1024", "one model, two distances"),
-        ],
-    ),
-    "presets": Verb(
-        config=PresetsConfig,
-        run=presets,
-        examples=[("lm presets", "names to give as --preset")],
-    ),
-}

@@ -16,7 +16,6 @@ from leap.bench.lra import SpeedConfig
 from leap.bench.measure import keep_freed_memory, peak_bytes
 from leap.bench.overhead import OverheadConfig
 from leap.bench.report import make_folder
-from leap.cli import Verb
 from leap.cli.bench import show_page, stages_shown
 from leap.cli.progress import progress_shown, told
 from leap.cli.table import show_table
@@ -141,64 +140,3 @@ def _bars_shown() -> Iterator[Progress | None]:
             bars.update(tasks[name], completed=done, total=total or None)
 
         yield show
-
-
-VERBS = {
-    "prepare": Verb(
-        config=PrepareConfig,
-        run=prepare,
-        examples=[
-            ("lra prepare", "all that can be made from what is at hand"),
-            ("lra prepare --task listops", "100,000 expressions, in less than a minute"),
-            ("lra prepare --task listops --difficulty easy", "of up to 127 tokens"),
-            ("lra prepare --task pathfinder --difficulty easy", "short curves"),
-            ("lra prepare --task text --source aclImdb", "IMDb's reviews, byte by byte"),
-            ("lra prepare --task image --source cifar-10-binary.tar.gz", "CIFAR-10 in grey"),
-            ("lra prepare --task listops --train 2000 --output small", "fewer to train on"),
-        ],
-    ),
-    "train": Verb(
-        config=TrainConfig,
-        run=train,
-        examples=[
-            ("lra train --task listops", "as in the paper: 20,000 steps, days on a CPU"),
-            ("lra train --task image --attention softmax leapformer --budget 60", "in an hour"),
-            ("lra train --task text --steps 500 --batch 8 --seeds 0 1 2", "briefly, three times"),
-            ("lra train --task listops --attention all --budget 600", "every attention"),
-            ("lra train --task listops --start runs/lra/listops-easy", "from short lists"),
-        ],
-    ),
-    "report": Verb(
-        config=ReportConfig,
-        run=report,
-        examples=[
-            ("lra report", "of all runs in runs/lra"),
-            ("lra report --runs runs/mine --output benchmarks/lra", "of others, kept elsewhere"),
-        ],
-    ),
-    "speed": Verb(
-        config=SpeedConfig,
-        run=speed,
-        examples=[
-            ("lra speed", "every attention on every task, one example at a time"),
-            ("lra speed --tasks text --batch 4", "four texts of 4,000 bytes"),
-            ("lra speed --attention leapformer bigbird --tasks text", "these, and softmax"),
-        ],
-    ),
-    "ablate": Verb(
-        config=AblateConfig,
-        run=ablate,
-        examples=[
-            ("lra ablate --task image --budget 120", "nine models, in two hours"),
-            ("lra ablate --sizes 0.2 1.5 --sharing shared --steps 500", "four models, briefly"),
-        ],
-    ),
-    "overhead": Verb(
-        config=OverheadConfig,
-        run=overhead,
-        examples=[
-            ("lra overhead", "lengths to 8,192 and widths to 512, in minutes"),
-            ("lra overhead --lengths 1024 --widths 64 --hidden 8", "in seconds"),
-        ],
-    ),
-}

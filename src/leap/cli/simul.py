@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.text import Text
 from transformers.utils import logging
 
-from leap.cli import Verb
 from leap.cli.progress import progress_shown, told
 from leap.cli.table import show_table
 from leap.tasks.simul import evaluate as evaluating
@@ -140,77 +139,3 @@ def _until_interrupted(is_wanted: bool) -> Iterator[Callable[[], bool]]:
 
 def _mean(values: Sequence[Amount]) -> float:
     return sum(values) / len(values)
-
-
-VERBS = {
-    "prepare": Verb(
-        config=PrepareConfig,
-        run=prepare,
-        examples=[
-            ("simul prepare", "numbers in words: a toy that needs no file"),
-            ("simul prepare --corpus multi30k --output runs/multi30k", "captions, as text"),
-            (
-                "simul prepare --corpus multi30k --speak --limit 10000 "
-                "--tests test_2016_flickr --output runs/spoken",
-                "captions, spoken by espeak-ng",
-            ),
-            (
-                "simul prepare --corpus text --data talks --source en --target fr",
-                "of talks/train.en, talks/train.fr and so on",
-            ),
-            ("simul prepare --corpus must-c --data MUST-C --output runs/must-c", "recordings"),
-        ],
-    ),
-    "train": Verb(
-        config=TrainConfig,
-        run=train,
-        examples=[
-            ("simul train", "learn what leap simul prepare has made; minutes for the numbers"),
-            (
-                "simul train --data runs/multi30k --n-layer 3 --encoder-layers 3 --dropout 0.2 "
-                "--tokens 4096 --epochs 20 --feature exp --position-embedding alibi "
-                "--cross-attention softmax --cross-window 64 --output runs/captions",
-                "captions, as in benchmarks/multi30k; less than an hour",
-            ),
-            (
-                "simul train --data runs/multi30k --attention softmax --output runs/softmax",
-                "with another attention",
-            ),
-        ],
-    ),
-    "eval": Verb(
-        config=EvalConfig,
-        run=evaluate,
-        examples=[
-            ("simul eval", "quality and latency of what leap simul train has made"),
-            ("simul eval --waits 3 --policies agree-2 align-2", "other policies beside wait-3"),
-            ("simul eval --engine simuleval --waits 3", "the same scores, by SimulEval"),
-            ("simul eval --batch 1", "with the time of computing in the latency of speech"),
-            (
-                "simul eval --long-form all --reset 200",
-                "all in one stream, with and without resets",
-            ),
-            ("simul eval --omnisteval", "with OmniSTEval's figures beside ours"),
-        ],
-    ),
-    "report": Verb(
-        config=ReportConfig,
-        run=report,
-        examples=[
-            (
-                "simul report --evals runs/leapformer-eval runs/softmax-eval",
-                "quality and latency of two models beside each other",
-            ),
-        ],
-    ),
-    "stream": Verb(
-        config=StreamConfig,
-        run=stream,
-        examples=[
-            ("simul stream --policy wait-5", "type, or pipe text in; words appear as they can"),
-            ("simul stream --no-lag < talk.en > talk.de", "the translation alone, line by line"),
-            ("simul stream --run runs/spoken --sound talk.wav --real-time", "as if it were spoken"),
-            ("simul stream --run runs/spoken --microphone", "what you say, until Ctrl-C"),
-        ],
-    ),
-}

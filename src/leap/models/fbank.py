@@ -14,6 +14,7 @@ from jaxtyping import Float
 from transformers import BatchFeature, SequenceFeatureExtractor
 
 from leap.errors import ConfigError, InputError
+from leap.extras import install_command
 
 Samples = Float[np.ndarray, " samples"]
 Frames = Float[np.ndarray, "frames bins"]
@@ -221,6 +222,6 @@ def _kaldi() -> Any:
         import kaldi_native_fbank
     except ImportError as error:
         raise ConfigError(
-            "frames of sound need kaldi-native-fbank: pip install 'leapformer[simul]'"
+            f"frames of sound need kaldi-native-fbank: {install_command('simul')}"
         ) from error
     return kaldi_native_fbank

@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers.convert_slow_tokenizer import SentencePieceExtractor
 
 from leap.errors import FileError
+from leap.extras import install_command
 from leap.tasks.files import first_line
 
 
@@ -70,7 +71,7 @@ def read_sentencepiece(path: Path, extra: str) -> SentencePiece:
         found: Any = extractor.extract(None)
     except ImportError as error:
         raise FileError(
-            f"{path} needs sentencepiece and protobuf: pip install 'leapformer[{extra}]'"
+            f"{path} needs sentencepiece and protobuf: {install_command(extra)}"
         ) from error
     except Exception as error:
         raise FileError(f"{path} is no SentencePiece file ({first_line(error)})") from error

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate import PartialState
 from jaxtyping import Int
 from safetensors.torch import load_file
 from torch import Tensor
@@ -320,8 +319,10 @@ def _arguments(
     return arguments
 
 
-def processes() -> PartialState:
-    """The processes that `torchrun` started, of which this is one; or just this one."""
+def processes() -> Any:
+    """accelerate's state of the processes that `torchrun` started, or of just this one."""
+    from accelerate import PartialState  # Of an extra, which settings alone do not need.
+
     return PartialState(cpu=_no_accelerator())
 
 

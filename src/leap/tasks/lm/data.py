@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from leap.errors import ConfigError, FileError
+from leap.extras import install_command
 from leap.tasks.files import data_folder, first_line, read_text
 
 HELD_OUT = 0.05
@@ -178,8 +179,7 @@ def _datasets(source: str) -> Any:
         import datasets
     except ImportError as error:
         raise FileError(
-            f"no text file at {source}, and datasets are not installed: "
-            "pip install 'leapformer[lm]'"
+            f"no text file at {source}, and datasets are not installed: {install_command('lm')}"
         ) from error
     datasets.disable_progress_bars()
     return datasets

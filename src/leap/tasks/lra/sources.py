@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from leap.errors import FileError
+from leap.extras import install_command
 from leap.tasks.files import data_folder, first_line
 
 OPEN: dict[str, Callable[[Path], Any]] = {".xz": lzma.open, ".gz": gzip.open}
@@ -91,7 +92,7 @@ def from_library(name: str, instead: str) -> Any:
         import datasets
     except ImportError as error:
         raise FileError(
-            f"no {name}: datasets are not installed (pip install 'leapformer[lra]'); or {instead}"
+            f"no {name}: datasets are not installed ({install_command('lra')}); or {instead}"
         ) from error
     datasets.disable_progress_bars()
     try:

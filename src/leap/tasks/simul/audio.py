@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from leap.errors import ConfigError, FileError
+from leap.extras import install_command
 from leap.models.fbank import Frames, Samples
 from leap.tasks.files import first_line
 from leap.tasks.simul.corpus import Audio
@@ -164,4 +165,4 @@ def _import(name: str) -> Any:
     try:
         return __import__(name)
     except ImportError as error:
-        raise ConfigError(f"reading sound needs {name}: pip install 'leapformer[simul]'") from error
+        raise ConfigError(f"reading sound needs {name}: {install_command('simul')}") from error

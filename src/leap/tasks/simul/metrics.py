@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from leap.errors import ConfigError, FileError, InputError
+from leap.extras import install_command
 
 Amount = int | float
 """Of source, and so of delay: words, or milliseconds of sound."""
@@ -270,7 +271,5 @@ def _sacrebleu() -> Any:
     try:
         from sacrebleu import metrics
     except ImportError as error:
-        raise ConfigError(
-            "BLEU and chrF need sacrebleu: pip install 'leapformer[simul]'"
-        ) from error
+        raise ConfigError(f"BLEU and chrF need sacrebleu: {install_command('simul')}") from error
     return metrics

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from leap.errors import ConfigError, LeapError
+from leap.extras import install_command
 from leap.models.fbank import Samples
 from leap.tasks.files import first_line
 from leap.tasks.simul.audio import RATE, Resampler
@@ -95,7 +96,7 @@ def _sounddevice() -> Any:
         import sounddevice
     except ImportError as error:
         raise ConfigError(
-            "a microphone needs sounddevice: pip install 'leapformer[microphone]'"
+            f"a microphone needs sounddevice: {install_command('microphone')}"
         ) from error
     except OSError as error:
         raise ConfigError(

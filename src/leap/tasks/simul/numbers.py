@@ -9,6 +9,7 @@ import random
 from typing import Any
 
 from leap.errors import ConfigError
+from leap.extras import install_command
 from leap.tasks.simul.corpus import Corpus, Sentence
 
 
@@ -69,5 +70,5 @@ def _num2words() -> Any:
     try:
         from num2words import num2words
     except ImportError as error:
-        raise ConfigError("the numbers need num2words: pip install 'leapformer[simul]'") from error
+        raise ConfigError(f"the numbers need num2words: {install_command('simul')}") from error
     return num2words

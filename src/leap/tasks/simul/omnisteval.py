@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from leap.errors import ConfigError, FileError, LeapError
+from leap.extras import install_command
 from leap.tasks.files import read_text
 from leap.tasks.simul.longform import Translated
 from leap.tasks.simul.metrics import METRICS
@@ -17,7 +18,7 @@ from leap.training.folder import write_whole
 def check_installed() -> None:
     """Raises ConfigError if OmniSTEval is not installed."""
     if find_spec("omnisteval") is None:
-        raise ConfigError("OmniSTEval is not installed: pip install 'leapformer[simul]'")
+        raise ConfigError(f"OmniSTEval is not installed: {install_command('simul')}")
 
 
 def score_sentences(log: Path, tokenize: str) -> dict[str, float]:

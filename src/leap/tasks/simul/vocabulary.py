@@ -18,6 +18,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from leap.errors import ConfigError, FileError
+from leap.extras import install_command
 from leap.tasks.files import first_line
 from leap.tasks.sentencepiece import read_sentencepiece
 
@@ -133,7 +134,7 @@ def train_vocabulary(
         import sentencepiece
     except ImportError as error:
         raise ConfigError(
-            "a vocabulary needs sentencepiece: pip install 'leapformer[simul]'"
+            f"a vocabulary needs sentencepiece: {install_command('simul')}"
         ) from error
     texts = [text for text in texts if text.strip()]
     if not texts:

@@ -1,0 +1,106 @@
+"""What a user gets who installs the wheel with no extras, or unpacks the source distribution.
+
+The dependencies of the bare environment are links to the packages installed here: those that the
+core asks for, and what these ask for in turn, and no others.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+EVERY_HELP = """
+import sys
+from leap.cli import main
+from leap.cli.verbs import VERBS
+
+for task, verbs in VERBS.items():
+    for verb in verbs:
+        try:
+            main([task, verb, "--help"])
+        except SystemExit as leaving:
+            assert leaving.code == 0, (task, verb)
+print("accelerate" in sys.modules, sum(map(len, VERBS.values())))
+"""
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory):
+    """The folder with the wheel and the source distribution."""
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "hatchling", "build", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bare(dist):
+    """An environment with the wheel and the core's dependencies alone; where its programs are."""
+    (wheel,) = dist.glob("*.whl")
+    folder = dist / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install"]
+    subprocess.run([*pip, "-q", "--no-deps", "--no-index", str(wheel)], check=True)
+    (site,) = folder.glob("lib/*/site-packages")
+    for path in sorted(core_files()):
+        if not (site / path.name).exists():
+            (site / path.name).symlink_to(path)
+    return folder / "bin"
+
+
+def core_files():
+    """Files and folders, as they stand in site-packages, of what the core asks for."""
+    waiting, names, found = ["leapformer"], set(), set()
+    while waiting:
+        name = waiting.pop()
+        try:
+            installed = distribution(name)
+        except PackageNotFoundError:  # Left out by who built torch for CPUs, say.
+            continue
+        names.add(name)
+        if name != "leapformer":
+            tops = {file.parts[0] for file in installed.files or () if file.parts[0] != ".."}
+            found |= {Path(installed.locate_file(top)) for top in tops - {"__pycache__"}}
+        for line in installed.requires or ():
+            wanted = Requirement(line)
+            is_core = wanted.marker is None or wanted.marker.evaluate({"extra": ""})
+            if is_core and wanted.name not in names:
+                waiting.append(wanted.name)
+    return found
+
+
+def run(*command):
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def test_every_help_works_without_extras(bare):
+    done = run(bare / "python", "-c", EVERY_HELP)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("\nFalse 22\n")
+
+
+def test_what_needs_an_extra_says_so_in_one_line(bare, dist, tmp_path):
+    (wheel,) = dist.glob("*.whl")
+    output = tmp_path / "run"
+    done = run(bare / "leap", "lm", "train", "--data", __file__, "--output", output)
+    expected = f"leap: leap lm train needs accelerate: pip install '{wheel}[lm]'\n"
+    assert (done.returncode, done.stderr) == (1, expected)
+    assert not output.exists()
+
+
+def test_the_source_distribution_holds_what_the_readme_links_to(dist):
+    (path,) = dist.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / "README.md").read_text())
+    assert len(links) > 10
+    assert not set(links) - held
+    assert {"pyproject.toml", "examples/rollouts.py", "tests/conftest.py"} <= held
