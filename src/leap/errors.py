@@ -15,3 +15,9 @@ class InputError(LeapError, ValueError):
 
 class FileError(LeapError, ValueError):
     """A file that is missing, broken or of another kind than was asked for."""
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a random seed that NumPy's generators do not take; torch's take more."""
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"seed={seed} must be from 0 to {2**32 - 1}")

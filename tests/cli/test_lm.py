@@ -1,12 +1,13 @@
 import json
-from dataclasses import replace
 
 import pytest
 
 from leap.cli import main
-from leap.cli.lm import VERBS
-from leap.models import LeapformerConfig
+from leap.cli.verbs import VERBS as ALL_VERBS
+from leap.models import LeapformerConfig, LeapformerForSequenceClassification
 from leap.tasks.lm.model import PresetSize
+
+VERBS = ALL_VERBS["lm"]
 
 SMALL = [
     *("--hidden-size", "16", "--n-layer", "2", "--n-head", "2", "--length", "32"),
@@ -64,7 +65,7 @@ def test_the_help_of_a_mixed_config_knows_every_flag(capsys):
 )
 def test_the_examples_are_commands_that_work(verb, example, monkeypatch):
     configs = []
-    monkeypatch.setitem(VERBS, verb, replace(VERBS[verb], run=configs.append))
+    monkeypatch.setattr(VERBS[verb].run, configs.append)
     main(example.split())
     assert len(configs) == 1
 
@@ -152,14 +153,28 @@ def test_presets_are_listed(capsys, monkeypatch):
     ("arguments", "message"),
     [
         (["train", "--data", "missing.txt"], "no text file at missing.txt"),
-        (["train", "--steps", "3", "--epochs", "1"], "steps=3 and epochs=1.0: give one of them"),
-        (["train", "--batch", "6", "--accumulate", "4"], "batch=6 does not divide"),
+        (["train", "--steps", "3", "--epochs", "1"], "--steps=3 and --epochs=1.0: give"),
+        (["train", "--batch", "6", "--accumulate", "4"], "--batch=6 does not divide"),
+        (["train", "--learning-rate", "0"], "--learning-rate=0.0 must be more than 0"),
+        (["train", "--seed", "-1"], "--seed=-1 must be from 0 to 4294967295"),
+        (["train", "--seed", "4294967296"], "--seed=4294967296 must be from 0"),
+        (
+            ["train", "--data", "missing.txt", "--attention", "transformer"],
+            "--attention='transformer' is none that a language model can have; there are ",
+        ),
+        (["train", "--data", "missing.txt", "--attention", "bigbird"], "--attention='bigbird' is"),
         (["eval", "--run", "nowhere"], "no run folder at nowhere"),
         (["generate", "--run", "nowhere"], "no run folder at nowhere"),
-        (["generate", "--run", "nowhere", "--tokens", "0"], "tokens=0 must be 1 or more"),
+        (["generate", "--run", "nowhere", "--tokens", "0"], "--tokens=0 must be 1 or more"),
+        (["generate", "--run", "nowhere", "--seed", "-2"], "--seed=-2 must be from 0"),
+        (
+            ["generate", "--run", "nowhere", "--prompt", "a\udcff"],
+            "--prompt='a\\udcff' is not text in UTF-8 (character 1); convert it",
+        ),
+        (["explain", "--run", "nowhere", "--prompt", "\udcff"], "--prompt='\\udcff' is not text"),
         (["explain", "--run", "nowhere", "--prompt", "a"], "no run folder at nowhere"),
-        (["explain", "--run", "nowhere", "--prompt", ""], "prompt is empty; give a text"),
-        (["compare", "--models", "gpt3"], "models: 'gpt3' in 'gpt3' is not known"),
+        (["explain", "--run", "nowhere", "--prompt", ""], "--prompt is empty; give a text"),
+        (["compare", "--models", "gpt3"], "--models: 'gpt3': attention='gpt3' is none"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -191,4 +206,27 @@ def test_a_run_is_not_overwritten_by_another(capsys, run_folder, play):
         capsys, "train", "--data", play, "--output", run_folder, *SMALL, "--seed", "3"
     )
     assert code == 1
-    assert err.startswith(f"leap: {run_folder} holds a run with seed=0, not 3")
+    assert err.startswith(f"leap: {run_folder} holds a run with --seed=0, not 3")
+
+
+def test_the_folder_of_a_comparison_is_no_run(capsys, run_folder, tmp_path):
+    for name in ("gpt2", "leap-global"):
+        (tmp_path / name).symlink_to(run_folder)
+    code, _, err = run(capsys, "generate", "--run", tmp_path)
+    assert (code, err) == (
+        1,
+        f"leap: {tmp_path} holds several runs (gpt2, leap-global); give one of them\n",
+    )
+
+
+@pytest.mark.parametrize("verb", ["eval", "generate"])
+def test_a_model_of_another_task_is_told_from_ours(capsys, tmp_path, verb):
+    config = LeapformerConfig(hidden_size=8, n_layer=1, n_heads=2, vocab_size=8)
+    LeapformerForSequenceClassification(config).save_pretrained(tmp_path / "model")
+    capsys.readouterr()
+    code, _, err = run(capsys, verb, "--run", tmp_path)
+    assert code == 1
+    assert err == (
+        f"leap: {tmp_path / 'model'} holds no language model, but a "
+        "LeapformerForSequenceClassification; give a run of leap lm train\n"
+    )

@@ -2,13 +2,16 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
 
 import leap
 from leap import cli
 from leap.cli import main
+from leap.cli.verbs import VERBS
 from leap.errors import LeapError
+from leap.extras import install_command
 
 
 def run(capsys, *arguments):
@@ -73,3 +76,54 @@ def test_a_reader_that_leaves_early_is_not_told_of_it():
     with os.fdopen(write) as gone:
         done = subprocess.run(command, stdout=gone, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("learning_rate=0 must be more", "--learning-rate=0 must be more"),
+        ("give learning_rate, or steps=3", "give --learning-rate, or --steps=3"),
+        ("models: 'x' takes steps", "--models: 'x' takes steps"),
+        ("models is empty", "--models is empty"),
+        ("runs/learning_rate/a.models=1", "runs/learning_rate/a.models=1"),
+        ("my_learning_rate=1, minsteps=2", "my_learning_rate=1, minsteps=2"),
+    ],
+)
+def test_settings_are_named_as_they_are_typed(message, expected):
+    assert cli.as_typed(message, ["learning_rate", "steps", "models"]) == expected
+
+
+def test_every_flag_has_a_help_and_where_it_is_not_given_the_help_says_what_happens():
+    for task, verbs in VERBS.items():
+        for name, verb in verbs.items():
+            config = verb.load_config()
+            texts = cli.help_texts(config)
+            for field in fields(config):
+                text = texts.get(field.name, "")
+                assert text, (task, name, field.name)
+                if field.default is None:
+                    assert re.search(r"default|[Uu]nless|\[.*\]", text), (task, name, field.name)
+
+
+def test_the_help_of_a_flag_that_may_be_left_out_does_not_call_it_none(capsys):
+    _, out, _ = run(capsys, "lm", "generate", "--help")
+    assert "by default among all" in " ".join(out.replace("│", "").split())
+    assert "(default: None)" not in out
+
+
+def test_a_package_that_an_extra_brings_is_one_line(capsys, monkeypatch):
+    def fail(config):
+        raise ModuleNotFoundError("No module named 'accelerate'", name="accelerate")
+
+    monkeypatch.setattr("leap.cli.lm.presets", fail)
+    code, _, err = run(capsys, "lm", "presets")
+    assert (code, err) == (1, f"leap: leap lm presets needs accelerate: {install_command('lm')}\n")
+
+
+def test_a_module_that_no_extra_brings_is_an_error_of_ours(monkeypatch):
+    def fail(config):
+        raise ModuleNotFoundError("No module named 'leap.oops'", name="leap.oops")
+
+    monkeypatch.setattr("leap.cli.lm.presets", fail)
+    with pytest.raises(ModuleNotFoundError):
+        main(["lm", "presets"])

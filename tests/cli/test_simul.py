@@ -24,3 +24,14 @@ def test_help_has_examples(capsys):
         main(["simul", "prepare", "--help"])
     out = capsys.readouterr().out
     assert "leap simul prepare --corpus multi30k --output runs/multi30k" in out
+
+
+def test_the_folder_of_a_comparison_is_no_run(capsys, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "data.json").write_text("{}")
+    with pytest.raises(SystemExit) as leaving:
+        main(["simul", "stream", "--run", str(tmp_path)])
+    assert leaving.value.code == 1
+    said = capsys.readouterr().err
+    assert said == f"leap: {tmp_path} holds several runs (a, b); give one of them\n"

@@ -23,7 +23,7 @@ from leap.bench.measure import (
     seconds,
     threads,
 )
-from leap.errors import ConfigError
+from leap.errors import ConfigError, check_seed
 
 SHORTEST_TURN = 0.01  # Seconds; calls quicker than this are timed several in a row.
 
@@ -47,6 +47,7 @@ class TurnsConfig:
         check_at_least_one(threads=self.threads, repeats=self.repeats)
         if not self.budget > 0:
             raise ConfigError(f"budget={self.budget} must be more than 0 seconds")
+        check_seed(self.seed)
         self.chosen_device()
 
     def chosen_device(self) -> torch.device:

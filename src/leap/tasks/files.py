@@ -31,6 +31,13 @@ def read_text(path: Path) -> str:
         ) from error
 
 
+def check_one_run(path: Path) -> None:
+    """Refuse the folder of a comparison, which holds run folders, where one run is wanted."""
+    inside = sorted(found.parent.name for found in path.glob("*/data.json"))
+    if inside and not (path / "model").exists():
+        raise FileError(f"{path} holds several runs ({', '.join(inside)}); give one of them")
+
+
 def first_line(error: BaseException) -> str:
     """What another library's error says, short enough for ours."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from leap.errors import ConfigError
+from leap.errors import ConfigError, check_seed
 
 DEFAULT_STEPS = 2000
 
@@ -16,7 +16,7 @@ class Recipe:
     steps: int | None = None
     """Optimiser steps; 2000 unless epochs are given."""
     epochs: float | None = None
-    """Passes over the training text, in place of steps."""
+    """Passes over the training text, in place of steps, which count by default."""
     batch: int = 8
     """Sequences in each step, over all processes and accumulated parts together."""
     accumulate: int = 1
@@ -71,6 +71,7 @@ class Recipe:
                 f"warmup={self.warmup} is a share of the steps, from 0 to 1, or a whole number "
                 "of them"
             )
+        check_seed(self.seed)
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"betas={self.betas} must be from 0 to less than 1")
 

@@ -51,10 +51,10 @@ def test_by_default_it_is_three_epochs_of_wikitext_2():
     [
         (
             ("leapfromer",),
-            "'leapfromer' in 'leapfromer' is not known; there are leapformer, .*hybrid",
+            "'leapfromer' is none that a language model can have; there are .*, and hybrid",
         ),
         (("leap:widowed",), "option 'widowed' in 'leap:widowed' is not known; there are global"),
-        (("leap,gtp2",), "'gtp2' in 'leap,gtp2' is not known"),
+        (("leap,gtp2",), "'leap,gtp2': attention='gtp2' is none that"),
         ((), "models is empty"),
         (("leap", "leap"), "one of them is named twice"),
     ],

@@ -21,15 +21,14 @@ import torch
 from leap.errors import ConfigError
 from leap.layers import FORMULATIONS
 from leap.layers.gate import Gate
-from leap.models import usable_as
 from leap.models.config import PositionEmbedding
 from leap.tasks.lm.data import Blocks, TextRead, read_corpus
 from leap.tasks.lm.model import (
-    BASELINE,
     MechanismConfig,
     ModelConfig,
     SizeConfig,
     build_model,
+    check_attention,
 )
 from leap.tasks.lm.tokenizer import make_tokenizer
 from leap.tasks.lm.train import TextConfig, TrainConfig, prepare, run_folder, train
@@ -83,7 +82,7 @@ class CompareConfig(Recipe, SizeConfig, TextConfig):
     length: int = 1024
     """Tokens in a sequence."""
     steps: int | None = None
-    """Optimiser steps, in place of epochs."""
+    """Optimiser steps, in place of epochs, which count by default."""
     epochs: float | None = None
     """Passes over the training text; 3 unless steps are given."""
     batch: int = 4
@@ -127,11 +126,10 @@ def parse_model(text: str) -> ModelConfig:
     """A model from its short form, as `CompareConfig.models` has it."""
     names, *options = text.split(":")
     names = {"hybrid": "leap,leapformer"}.get(names, names)
-    known = usable_as("causal")
-    for name in names.split(","):
-        if name not in known and names != BASELINE:
-            there_are = ", ".join([*known, BASELINE, "hybrid"])
-            raise ConfigError(f"models: {name!r} in {text!r} is not known; there are {there_are}")
+    try:
+        check_attention(names)
+    except ConfigError as error:
+        raise ConfigError(f"models: {text!r}: {error}, and hybrid") from error
     config = ModelConfig(attention=names)
     for option in options:
         if option in FORMULATIONS:

@@ -52,7 +52,7 @@ class EvalConfig:
     batch: int = 4
     """Windows computed at once."""
     output: Path | None = None
-    """JSON file to write the results to."""
+    """JSON file to write the results to; by default they are only shown."""
 
     def __post_init__(self) -> None:
         if self.stateful and self.stride is not None:

@@ -10,7 +10,7 @@ from leap.explain import Explanation
 from leap.explain import explain as explain_tokens
 from leap.explain.page import explanation_page, importance_picture
 from leap.tasks.lm.model import load_model
-from leap.tasks.lm.tokenizer import TextTokenizer
+from leap.tasks.lm.tokenizer import TextTokenizer, check_prompt
 from leap.training.folder import write_json, write_whole
 
 
@@ -31,6 +31,7 @@ class ExplainConfig:
     def __post_init__(self) -> None:
         if not self.prompt:
             raise ConfigError("prompt is empty; give a text to explain")
+        check_prompt(self.prompt)
 
 
 @dataclass(frozen=True)

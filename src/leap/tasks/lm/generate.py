@@ -19,10 +19,10 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, set_seed
 from transformers.generation.streamers import BaseStreamer
 
-from leap.errors import ConfigError, FileError
+from leap.errors import ConfigError, FileError, check_seed
 from leap.models import LeapformerForCausalLM, StateCache
 from leap.tasks.lm.model import load_model, max_length
-from leap.tasks.lm.tokenizer import TextTokenizer
+from leap.tasks.lm.tokenizer import TextTokenizer, check_prompt
 
 TAG = "leap.lm"
 
@@ -43,16 +43,16 @@ class GenerateConfig:
     temperature: float = 0.8
     """How bold to choose: 0 always takes the likeliest token, 1 follows the model's odds."""
     top_k: int | None = None
-    """Choose among so many of the likeliest tokens only."""
+    """Choose among so many of the likeliest tokens only; by default among all."""
     top_p: float = 1.0
     """Choose among the likeliest tokens that together have this probability only."""
     seed: int = 0
-    """Where chance starts from."""
+    """Random seed of the choices."""
     past_end: bool = False
     """Go on with a new text where one ends."""
     state: Path | None = None
     """File that keeps what was read and written: continued from if it is there, written in the
-    end. It stays as small however long the text grows."""
+    end. It stays as small however long the text grows. By default nothing is kept."""
 
     def __post_init__(self) -> None:
         if self.tokens < 1:
@@ -63,6 +63,8 @@ class GenerateConfig:
             raise ConfigError(f"top_k={self.top_k} must be 1 or more")
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p={self.top_p} must be more than 0, and at most 1")
+        check_seed(self.seed)
+        check_prompt(self.prompt)
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,10 @@ from leap.models import (
     LeapformerConfig,
     LeapformerForCausalLM,
     presets,
+    usable_as,
 )
 from leap.models.config import PositionEmbedding, default_window
-from leap.tasks.files import check_weights
+from leap.tasks.files import check_one_run, check_weights
 from leap.tasks.lm.tokenizer import TextTokenizer, load_tokenizer
 from leap.training import quiet
 from leap.training.folder import read_json
@@ -44,7 +45,7 @@ class SizeConfig:
     says otherwise (140m and 247m), alibi for LeaPformer and other linear attentions, none for
     gated-delta, learned for the rest, and for gpt2 always."""
     preset: str | None = None
-    """Sizes by name, see leap lm presets; those given here as well go before it."""
+    """Sizes by name, see leap lm presets; explicit sizes override it. By default none."""
     hidden_size: int | None = None
     """Width; 128 unless a preset says otherwise."""
     n_layer: int | None = None
@@ -88,6 +89,17 @@ class MechanismConfig:
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(SizeConfig, MechanismConfig):
     """What a language model is made of."""
+
+
+def check_attention(names: str) -> None:
+    """Refuse an attention, or one of several, that a language model cannot have."""
+    known = usable_as("causal")
+    for name in names.split(","):
+        if name not in known and names != BASELINE:
+            raise ConfigError(
+                f"attention={name!r} is none that a language model can have; there are "
+                f"{', '.join([*known, BASELINE])}"
+            )
 
 
 def build_config(config: ModelConfig, tokenizer: TextTokenizer, length: int) -> Any:
@@ -215,6 +227,7 @@ def load_model(path: Path) -> tuple[PreTrainedModel, TextTokenizer]:
     folder = _model_folder(path)
     try:
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+        _check_kind(config, folder)
         with quiet():
             found: Any = AutoModelForCausalLM.from_pretrained(
                 str(folder),
@@ -251,10 +264,20 @@ def max_length(model: PreTrainedModel) -> int | None:
     return getattr(config, "max_position_embeddings", None)
 
 
+def _check_kind(config: Any, folder: Path) -> None:
+    """Refuse a model of another task, which could be loaded but for its head."""
+    for name in getattr(config, "architectures", None) or ():
+        if not name.endswith(("ForCausalLM", "LMHeadModel", "Model")):
+            raise FileError(
+                f"{folder} holds no language model, but a {name}; give a run of leap lm train"
+            )
+
+
 def _model_folder(path: Path) -> Path:
     """Where the model is: in a run folder, finished or not, or right here."""
     if not path.is_dir():
         raise FileError(f"no run folder at {path}; train a model with leap lm train")
+    check_one_run(path)
     if (path / "model" / "config.json").exists():
         return path / "model"
     if (path / "checkpoints").is_dir() or (path / "data.json").exists():

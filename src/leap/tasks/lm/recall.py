@@ -52,7 +52,7 @@ class RecallConfig(Recipe, SizeConfig):
     models: tuple[str, ...] = ("leap:none", "leapformer:none", "leapformer:alibi", "softmax:rotary")
     """Models, by the short forms of leap lm compare; none of them with learned positions."""
     data: str | None = None
-    """Filler: text, as for leap lm train."""
+    """Filler: text, as for leap lm train; by default the Python library of this machine."""
     length: int = 256
     """Tokens in a sequence of training: the longest distance that is learned from."""
     distances: tuple[int, ...] = (64, 256, 1024, 4096, 16384, 65536)

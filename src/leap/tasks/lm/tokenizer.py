@@ -29,6 +29,17 @@ CHUNK = 1 << 16
 SMALLEST_VOCABULARY = 257
 
 
+def check_prompt(prompt: str) -> None:
+    """Refuse a prompt that no tokenizer can spell: bytes of a command line that are not UTF-8."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"prompt={prompt!r} is not text in UTF-8 (character {error.start}); convert it, for "
+            "instance with iconv"
+        ) from error
+
+
 class TextTokenizer:
     """A Hugging Face tokenizer as language modelling uses it.
 

@@ -12,7 +12,7 @@ from transformers import set_seed
 from leap.errors import ConfigError
 from leap.tasks.lm.data import Blocks, Corpus, TextRead, read_corpus
 from leap.tasks.lm.evaluate import score
-from leap.tasks.lm.model import ModelConfig, build_model
+from leap.tasks.lm.model import ModelConfig, build_model, check_attention
 from leap.tasks.lm.tokenizer import TextTokenizer, load_tokenizer, make_tokenizer
 from leap.training import (
     Progress,
@@ -36,7 +36,7 @@ class TextConfig:
     tokenizer: str = "bytes"
     """bytes, or a SentencePiece (.model) or tokenizers (.json) file."""
     train_tokenizer: int | None = None
-    """Train a tokenizer of so many tokens on the text instead."""
+    """Train a tokenizer of so many tokens on the text instead; by default none is trained."""
     length: int = 512
     """Tokens in a sequence."""
     valid_tokens: int | None = 131072
@@ -60,6 +60,7 @@ class TrainConfig(Recipe, ModelConfig, TextConfig):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value} must be 1 or more")
+        check_attention(self.attention)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from leap.errors import ConfigError, FileError
+from leap.errors import ConfigError, FileError, check_seed
 from leap.tasks.files import data_folder
 from leap.tasks.lra import cache, image, listops, pathfinder, retrieval, text
 from leap.tasks.lra.cache import INFO, SPLITS, Examples
@@ -59,7 +59,7 @@ class PrepareConfig:
     """Folder to keep them in, each in a folder of its own."""
     source: Path | None = None
     """What to read one task from: an aclImdb folder (text), the archive or folder of CIFAR-10
-    (image), or a folder of Long Range Arena's release (listops, retrieval)."""
+    (image), or a folder of Long Range Arena's release (listops, retrieval). [what is at hand]"""
     train: int | None = None
     """Examples to train on. [listops: 96,000, pathfinder: 160,000, else: all]"""
     valid: int | None = None
@@ -81,8 +81,7 @@ class PrepareConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value} must be 1 or more")
-        if self.seed < 0:
-            raise ConfigError(f"seed={self.seed} must be 0 or more")
+        check_seed(self.seed)
         if self.source is not None and len(self.task) != 1:
             raise ConfigError("a source is for one task; say by --task which one it is")
         if self.source is not None and self.task == ("pathfinder",):

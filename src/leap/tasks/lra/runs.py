@@ -44,7 +44,7 @@ class Settings:
     """Optimiser steps. [the paper's: 20,000 to 50,000]"""
     budget: float | None = None
     """Minutes for all runs of this command together, in place of steps: a few are timed, and every
-    run gets as many as fit."""
+    run gets as many as fit. [steps count]"""
     batch: int | None = None
     """Examples in each step. [the paper's: 16 to 256]"""
     accumulate: int = 1

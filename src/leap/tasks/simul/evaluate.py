@@ -98,10 +98,12 @@ class EvalConfig:
     """Streams in a pool. With 1, computing is timed, for computation-aware latency."""
     long_form: float | Literal["all"] | None = None
     """Join sentences into streams of so many words of text, or minutes of speech, or into one of
-    all, and cut what comes out into sentences again by the references."""
+    all, and cut what comes out into sentences again by the references. By default each sentence
+    is translated by itself."""
     reset: int | None = None
     """In long form: evaluate also with beginning anew at the end of a sentence or in a pause, and
-    at the latest after so many states. Sound that is read as a whole, offline, has no resets."""
+    at the latest after so many states. Sound that is read as a whole, offline, has no resets.
+    By default there are none."""
     pauses: Pauses = "loudness"
     """With reset: by what pauses of speech are told: loudness, or silero, which is silero-vad."""
     pause: int = 500

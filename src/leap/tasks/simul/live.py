@@ -45,7 +45,7 @@ class StreamConfig:
     policy: str = "wait-3"
     """When to write: wait-3, offline, agree-2, align-2, tail-0.3, with any numbers."""
     sound: Path | None = None
-    """Sound file to translate, for a model of speech."""
+    """Sound file to translate, for a model of speech; by default text is read from the input."""
     real_time: bool = False
     """Hear the file at the speed at which it was spoken; by default as fast as can be."""
     microphone: bool = False

@@ -15,7 +15,7 @@ from leap.models import (
     LeapformerSpeechConfig,
 )
 from leap.models.fbank import LeapformerFeatureExtractor
-from leap.tasks.files import check_weights, first_line
+from leap.tasks.files import check_one_run, check_weights, first_line
 from leap.tasks.simul.vocabulary import BOS, EOS, PAD, Vocabulary, load_vocabulary
 from leap.training import quiet
 from leap.training.folder import read_json
@@ -31,14 +31,15 @@ class ModelConfig:
     """Attention of all parts that are given none of their own: leapformer, softmax, elu-linear,
     cosformer, ...; or several with commas, one a layer."""
     encoder_attention: str | None = None
-    """Attention of the encoder."""
+    """Attention of the encoder; by default that of all."""
     decoder_attention: str | None = None
-    """Attention of the decoder to what it has written."""
+    """Attention of the decoder to what it has written; by default that of all."""
     cross_attention: str | None = None
-    """Attention of the decoder to the source."""
+    """Attention of the decoder to the source; by default that of all."""
     cross_window: int | None = None
     """With softmax as cross-attention: how many states of the source are seen, and kept: as many as
-    a source has that is read as a whole, or that the longest wait takes, and more."""
+    a source has that is read as a whole, or that the longest wait takes, and more. By default all
+    are."""
     feature: str = "relu"
     """Feature map of LeaPformer, cosFormer and linear: relu, exp, square, ...; see
     `leap.ops.features`."""
@@ -172,6 +173,7 @@ def load_run(path: Path) -> tuple[Translator, Vocabulary]:
     Args:
         path: the run folder, or the folder of its model.
     """
+    check_one_run(path)
     folder = path / "model" if (path / "model").is_dir() else path
     if (folder / "data.json").is_file():  # That of a run, which has no model yet.
         if "sentences" not in read_json(folder / "data.json"):

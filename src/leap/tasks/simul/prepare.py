@@ -74,7 +74,8 @@ class PrepareConfig:
     folder of data sets; the others where --data says: parallel text, MuST-C, CoVoST 2, or fairseq's
     speech-to-text manifests."""
     data: Path | None = None
-    """Folder of the corpus; of text, also one file with a tab between the languages."""
+    """Folder of the corpus; of text, also one file with a tab between the languages. By default
+    the corpus is made, or found among the data sets."""
     source: str = "en"
     """Language that is translated."""
     target: str = "de"
@@ -90,7 +91,8 @@ class PrepareConfig:
     pieces: Literal["bpe", "unigram"] = "bpe"
     """How SentencePiece finds them."""
     use_vocabulary: Path | None = None
-    """Take the pieces of this SentencePiece file, or of this prepared folder, instead."""
+    """Take the pieces of this SentencePiece file, or of this prepared folder, instead; by default
+    they are made of the text."""
     limit: int | None = None
     """Sentences to train on, spread over all there are; by default all, and 10,000 of numbers."""
     tests: tuple[str, ...] | None = None

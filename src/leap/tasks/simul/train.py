@@ -34,7 +34,7 @@ class TrainConfig(Recipe, Paths, ModelConfig):
     an encoder to begin translation with."""
     encoder_from: Path | None = None
     """Run whose encoder to begin with, as one that was trained on the transcripts; its sizes must
-    be the same."""
+    be the same. By default all weights are new."""
     tokens: int | None = None
     """Pieces of the longer side in a batch, or frames of speech, padding counted; by default 1024
     and 16384."""
