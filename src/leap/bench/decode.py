@@ -15,7 +15,7 @@ All models are measured in one run, by turns (see `leap.bench.run`).
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
@@ -24,7 +24,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DynamicCache, GPT2Config, GPT2LMHeadModel
+from transformers import (
+    AutoModelForCausalLM,
+    DynamicCache,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedModel,
+)
 
 from leap.bench.run import (
     Progress,
@@ -122,6 +128,29 @@ def _results(config: DecodeConfig, progress: Progress) -> Iterator[DecodeResult]
         check_step(name, decoder)
         decoder.forget()
         steps.end()
+    yield from _after_each(decoders, stages, steps, config)
+
+
+def measure_models(
+    models: Mapping[str, PreTrainedModel], contexts: Sequence[int], progress: Progress = silent
+) -> list[DecodeResult]:
+    """Measure models that are at hand, which keep what they read in a `StateCache`."""
+    config = DecodeConfig(contexts=tuple(contexts))
+    stages = list(pairwise([0, *sorted(set(contexts))]))
+    decoders = {name: Decoder(model, config) for name, model in models.items()}
+    parts = sum(len(decoders) * len(range(*stage, config.chunk)) for stage in stages)
+    steps = Steps(progress, total=len(decoders) * len(stages) + parts)
+    with torch.no_grad():
+        return report_on(config, _after_each(decoders, stages, steps, config)).results
+
+
+def _after_each(
+    decoders: Mapping[str, "Decoder"],
+    stages: Sequence[tuple[int, int]],
+    steps: Steps,
+    config: DecodeConfig,
+) -> Iterator[DecodeResult]:
+    """Read on from context to context, and time a token after each."""
     for before, context in stages:
         for name, decoder in decoders.items():
             for n_tokens in decoder.parts(before, context):

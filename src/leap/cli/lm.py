@@ -9,6 +9,7 @@ from rich.style import Style
 from rich.text import Text
 from transformers.utils import logging
 
+from leap.bench.decode import measure_models
 from leap.bench.measure import peak_bytes
 from leap.cli.progress import progress_shown, told
 from leap.cli.table import show_table
@@ -149,19 +150,24 @@ def recall(config: RecallConfig) -> None:
 def demo(config: DemoConfig) -> None:
     """Train, print the table and what was written, and say where the report is."""
     with progress_shown() as show:
-        learners, written = demonstrating.demo(config, told(show))
+        learners, written = demonstrating.demo(
+            config,
+            lambda models, contexts: measure_models(
+                models, contexts, lambda done, total, doing: show("cost", done, total, doing)
+            ),
+            told(show),
+        )
     rows = [
         [
             learner.row.model,
             f"{learner.before:,.0f}",
             f"{learner.row.perplexity:.2f}",
             f"{learner.row.bits_per_byte:.3f}",
-            *(f"{learner.milliseconds[n]:.2f}" for n in config.contexts),
         ]
         for learner in learners
     ]
-    costs = (f"ms a token at {n:,}" for n in config.contexts)
-    show_table(("model", "perplexity before", "after", "bits a byte", *costs), rows)
+    show_table(("model", "perplexity before", "after", "bits per byte"), rows)
+    show_table(*demonstrating.cost_table(learners), "One more token, CPU time on one thread")
     print(f"def {written.text}\n")
     print(f"wrote {config.output / 'report.html'}")
 

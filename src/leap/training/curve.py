@@ -33,7 +33,6 @@ def plot_curves(
     n_panels = 1 if measure is None else 2
     figure = Figure(figsize=(9 if measure is None else 14, 5.5), layout="constrained")
     panels = figure.subplots(1, n_panels, squeeze=False)[0]
-    highest = 0.0
     for i, (name, history) in enumerate(histories.items()):
         style = {"color": COLOURS[i % len(COLOURS)], "linestyle": LINES[i // len(COLOURS) % 2]}
         trained = _points(history, "loss")
@@ -41,15 +40,10 @@ def plot_curves(
             panels[0].plot(*zip(*trained, strict=True), linewidth=0.7, alpha=0.45, **style)
         for panel, kind in zip(panels, ("eval_loss", f"eval_{measure}"), strict=False):
             held_out = _points(history, kind)
-            if held_out and kind == "eval_loss":
-                highest = max(highest, *(loss for _, loss in held_out))
             if held_out:
                 panel.plot(
                     *zip(*held_out, strict=True), marker="o", markersize=4, label=name, **style
                 )
-    lowest, top = panels[0].get_ylim()
-    if lowest < 1.1 * highest < top:  # Else the first steps leave little room for the others.
-        panels[0].set_ylim(top=1.1 * highest)
     _finish(panels[0], f"loss ({unit}): thin in training, dotted on held-out data")
     if measure is not None:
         _finish(panels[1], f"{measure} on held-out data")

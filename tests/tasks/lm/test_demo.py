@@ -4,8 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from leap.bench.decode import measure_models
+from leap.errors import ConfigError
 from leap.tasks.lm import demo as demonstrating
-from leap.tasks.lm.demo import DemoConfig, demo
+from leap.tasks.lm.compare import Row
+from leap.tasks.lm.demo import DemoConfig, Learner, cost_table, demo
 
 
 @pytest.fixture
@@ -35,7 +38,15 @@ def small(monkeypatch, tmp_path):
 
 
 def test_both_models_learn_and_the_report_shows_it(small, shapes_unchecked):
-    learners, written = demo(small)
+    asked = []
+
+    def measure(models, contexts):
+        asked.append((list(models), contexts))
+        return measure_models(models, contexts)
+
+    learners, written = demo(small, measure)
+    # Both in one run, as the benches do.
+    assert asked == [(["leap:windowed:none", "softmax:rotary"], (8, 64))]
     assert [learner.row.model for learner in learners] == ["leap:windowed:none", "softmax:rotary"]
     for learner in learners:
         assert learner.row.perplexity < learner.before
@@ -48,4 +59,32 @@ def test_both_models_learn_and_the_report_shows_it(small, shapes_unchecked):
     assert "http" not in page
     assert f"{leap.row.perplexity:.2f}" in page
     assert "layer 0: leap, window of 4" in page
+    for column in ("tokens read", "leap, ms", "softmax / leap", "softmax, bytes kept"):
+        assert f"<th>{column}" in page
     assert len(written.tokens) > 0
+
+
+def learner(model, milliseconds, state_bytes):
+    row = Row(model, 1, 1.0, 1.0, 1.0, 1.0, None, None, None, 1)
+    return Learner(row, 1.0, milliseconds, state_bytes)
+
+
+def test_costs_are_told_as_ratios_of_one_run():
+    leap = learner("leap:windowed:none", {8: 2.0, 64: 2.0}, {8: 1000, 64: 1000})
+    softmax = learner("softmax:rotary", {8: 1.0, 64: 18.0}, {8: 64, 64: 4096})
+    columns, rows = cost_table([leap, softmax])
+    assert columns[3] == "softmax / leap"
+    assert rows == [
+        ["8", "2.00", "1.00", "0.50", "1,000", "64"],
+        ["64", "2.00", "18.00", "9.00", "1,000", "4,096"],
+    ]
+
+
+def test_the_longest_text_shows_what_a_state_is_good_for():
+    assert max(DemoConfig().contexts) >= 32768
+
+
+@pytest.mark.parametrize(("setting", "value"), [("steps", 0), ("contexts", ()), ("contexts", (0,))])
+def test_settings_that_do_not_fit_are_named(setting, value):
+    with pytest.raises(ConfigError, match=f"{setting}="):
+        DemoConfig(**{setting: value})

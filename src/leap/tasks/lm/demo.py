@@ -3,18 +3,19 @@
 Two models of one size learn from the same tokens in the same order, one with LEAP's attention and
 one with softmax attention. The report holds their curves and perplexities, a text that the first
 one wrote, the focus it gave to each word of a sentence, and what a token costs either of them
-after a short and after a long text.
+after a short and after a long text: in CPU time, by turns, so that a busy machine slows down both.
 """
 
 import html
-import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-import torch
 from matplotlib.figure import Figure
 from transformers import PreTrainedModel, set_seed
 
+from leap.errors import ConfigError
 from leap.explain.page import CSS, embedded, png, tinted
 from leap.tasks.lm.compare import CompareConfig, CompareProgress, Row, compare, run_configs
 from leap.tasks.lm.evaluate import score
@@ -36,9 +37,38 @@ class DemoConfig:
     """Folder for the report and a run folder of each model."""
     steps: int = 300
     """Optimiser steps of each model, 4,096 tokens each."""
-    contexts: tuple[int, ...] = (128, 1024, 8192)
+    contexts: tuple[int, ...] = (128, 1024, 8192, 32768)
     """Lengths of text after which the cost of one more token is measured."""
 
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ConfigError(f"steps={self.steps} must be 1 or more")
+        if not self.contexts or min(self.contexts) < 1:
+            raise ConfigError(f"contexts={self.contexts}: give one or more, each 1 or more")
+
+
+class Cost(Protocol):
+    """What one more token cost a model after some text."""
+
+    @property
+    def model(self) -> str:
+        """Name of the model."""
+
+    @property
+    def context(self) -> int:
+        """Tokens read before it."""
+
+    @property
+    def seconds(self) -> float:
+        """Time of it."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Memory of what is kept of the context."""
+
+
+Costs = Callable[[Mapping[str, PreTrainedModel], Sequence[int]], Sequence[Cost]]
+"""Measures models, by name, after each of several contexts: `leap.bench.decode.measure_models`."""
 
 LEAP, SOFTMAX = "leap:windowed:none", "softmax:rotary"
 
@@ -51,29 +81,35 @@ class Learner:
     before: float
     """Perplexity a token on held-out text, untrained."""
     milliseconds: dict[int, float]
-    """Of one more token, by the length of the text before it."""
+    """CPU time of one more token on one thread, by the length of the text before it."""
     state_bytes: dict[int, int]
 
 
 def demo(
-    config: DemoConfig, progress: CompareProgress | None = None
+    config: DemoConfig, measure: Costs, progress: CompareProgress | None = None
 ) -> tuple[list[Learner], Written]:
-    """Train both models, or go on with them, and write `report.html`."""
+    """Train both models, or go on with them, and write `report.html`.
+
+    Args:
+        config: how long to train, and where to.
+        measure: how to measure what a token costs.
+        progress: told how far the training is.
+    """
     comparison = _comparison(config)
     rows = compare(comparison, progress)
-    learners = []
-    for row, run in zip(rows, run_configs(comparison).values(), strict=True):
-        model, tokenizer = load_model(run.output)
-        costs = {n: _cost(model, n) for n in config.contexts}
-        learners.append(
-            Learner(
-                row=row,
-                before=_untrained(run),
-                milliseconds={n: cost[0] for n, cost in costs.items()},
-                state_bytes={n: cost[1] for n, cost in costs.items()},
-            )
+    runs = run_configs(comparison)
+    loaded = {name: load_model(run.output) for name, run in runs.items()}
+    costs = measure({name: model for name, (model, _) in loaded.items()}, config.contexts)
+    learners = [
+        Learner(
+            row=row,
+            before=_untrained(runs[row.model]),
+            milliseconds={x.context: 1e3 * x.seconds for x in costs if x.model == row.model},
+            state_bytes={x.context: x.state_bytes for x in costs if x.model == row.model},
         )
-    model, tokenizer = load_model(run_configs(comparison)[LEAP].output)
+        for row in rows
+    ]
+    model, tokenizer = loaded[LEAP]
     request = GenerateConfig(run=config.output, prompt="def ", tokens=200, temperature=0.8, seed=0)
     written = write_on(model, tokenizer, request)
     explained = explain_text(model, tokenizer, SENTENCE)
@@ -109,20 +145,18 @@ def _untrained(run: TrainConfig) -> float:
     return score(model, texts.tokenizer, list(texts.corpus.valid)[:1], length=run.length).perplexity
 
 
-@torch.no_grad()
-def _cost(model: PreTrainedModel, context: int) -> tuple[float, int]:
-    """Milliseconds of one more token after `context` of them, and bytes kept of the past."""
-    ids = torch.randint(model.config.vocab_size, (1, context))
-    cache = None
-    for part in ids.split(1024, dim=1):
-        cache = model(part, past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values
-    times = []
-    for _ in range(10):
-        start = time.perf_counter()
-        cache = model(ids[:, :1], past_key_values=cache, use_cache=True).past_key_values
-        times.append(time.perf_counter() - start)
-    assert cache is not None
-    return 1e3 * min(times), cache.n_bytes
+def cost_table(learners: Sequence[Learner]) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows on one more token, after each length of text; the ratio is of the times."""
+    names = [learner.row.model.partition(":")[0] for learner in learners]
+    columns = ["tokens read"] + [f"{name}, ms" for name in names]
+    columns += [f"{names[-1]} / {names[0]}"] + [f"{name}, bytes kept" for name in names]
+    rows = []
+    for context, first in learners[0].milliseconds.items():
+        times = [learner.milliseconds[context] for learner in learners]
+        rows.append([f"{context:,}"] + [f"{time:.2f}" for time in times])
+        rows[-1] += [f"{times[-1] / first:.2f}"]
+        rows[-1] += [f"{learner.state_bytes[context]:,}" for learner in learners]
+    return columns, rows
 
 
 def _page(
@@ -131,17 +165,12 @@ def _page(
     rows = "".join(
         f"<tr><td>{x.row.model}<td>{x.row.parameters:,}<td>{x.before:,.0f}"
         f"<td>{x.row.perplexity:.2f}<td>{x.row.bits_per_byte:.3f}"
-        f"<td>{'-' if x.row.seconds_per_step is None else f'{x.row.seconds_per_step:.2f}'}"
+        f"<td>{'-' if x.row.cpu_seconds_per_step is None else f'{x.row.cpu_seconds_per_step:.2f}'}"
         for x in learners
     )
-    costs = "".join(
-        f"<tr><td>{x.row.model}"
-        + "".join(
-            f"<td>{x.milliseconds[n]:.2f} ms, {x.state_bytes[n]:,} B" for n in config.contexts
-        )
-        for x in learners
-    )
-    contexts = "".join(f"<th>after {n:,} tokens" for n in config.contexts)
+    columns, costs = cost_table(learners)
+    head = "".join(f"<th>{column}" for column in columns)
+    body = "".join("<tr>" + "".join(f"<td>{cell}" for cell in row) for row in costs)
     found = explained.found
     layers = "".join(
         f"<h3>layer {i}: {name}</h3>{tinted(explained.pieces, weights)}"
@@ -158,18 +187,20 @@ def _page(
 machine, in the same order, with the same recipe. LEAP knows no positions but its windows; softmax
 has rotary ones.
 <table>
-<tr><th>attention<th>parameters<th>perplexity before<th>after<th>bits a byte<th>s a step{rows}
+<tr><th>attention<th>parameters<th>perplexity before<th>after<th>bits per byte<th>CPU s per step
+{rows}
 </table>
 <img alt="learning curves" src="{embedded((config.output / "curves.png").read_bytes())}">
 <h2>What it writes</h2>
-<p>{len(written.tokens)} tokens{"" if speed is None else f", {speed:.0f} a second"}, from "def ".
+<p>{len(written.tokens)} tokens{"" if speed is None else f", {speed:.0f} per second"}, from "def ".
 <pre>{html.escape("def " + written.text)}</pre>
 <h2>What it attends to</h2>
 <p>The share of each piece in what the last token takes, layer by layer, the mean of the heads.
 Darker is more.
 {layers}
 <h2>What one more token costs</h2>
-<table><tr><th>attention{contexts}{costs}</table>
+<p>CPU time on one thread, both models by turns; and what either keeps of the text.
+<table><tr>{head}{body}</table>
 <img alt="cost of a token" src="{embedded(_plot_costs(learners))}">
 """
 
@@ -183,7 +214,7 @@ def _plot_costs(learners: list[Learner]) -> bytes:
     axes.set_xscale("log")
     axes.set_ylim(bottom=0)
     axes.set_xlabel("tokens read before")
-    axes.set_ylabel("ms for one more token")
+    axes.set_ylabel("CPU ms for one more token")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     return png(figure)
