@@ -1,4 +1,5 @@
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,12 @@ def test_make_targets_that_are_named_exist(page):
     text = (ROOT / page).read_text()
     named = set(re.findall(r"(?:^    |`)make (?:[A-Z]+=\S+ )*([a-z-]+)", text, re.MULTILINE))
     assert named and named <= targets
+
+
+def test_extras_are_named_and_installed_from_this_folder():
+    text = (ROOT / "README.md").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for extra in project["optional-dependencies"]:
+        assert f"'.[{extra}]'" in text
+    for page in (*PAGES, "CONTRIBUTING.md", "examples/language_model.ipynb"):
+        assert "leapformer[" not in (ROOT / page).read_text()  # No index has it yet.
