@@ -108,3 +108,9 @@ def test_the_examples_are_commands_that_work(verb, example, monkeypatch):
     monkeypatch.setattr(VERBS[verb].run, configs.append)
     main(example.split())
     assert len(configs) == 1
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_seed_out_of_range_is_one_line(capsys, tmp_path, verb):
+    code, out, err = run(capsys, "--seed", "-1", "--output", str(tmp_path), verb=verb)
+    assert (code, out, err) == (1, "", "leap: --seed=-1 must be from 0 to 4294967295\n")

@@ -22,6 +22,8 @@ from leap.errors import LeapError
 from leap.extras import extras_with, install_command
 
 ABOUT = "Transformers with attention in linear time."
+MODEL_NAMES = {"n_head": "n_heads", "dropout": "hidden_dropout_prob"}
+"""What the config of a model calls the setting of a flag."""
 LEARNING = ("lm", "lra", "simul")
 """Tasks with an extra of the same name, for what they need besides the core."""
 
@@ -160,6 +162,8 @@ def as_typed(message: str, flags: Collection[str]) -> str:
         follows = r"(?![\w/.-])" if "_" in name else r"(?==)"
         flag = "--" + name.replace("_", "-")
         message = re.sub(rf"(?<![\w/.-]){name}{follows}|^{name}(?=:| is | or )", flag, message)
+        if name in MODEL_NAMES:
+            message = re.sub(rf"(?<![\w/.-]){MODEL_NAMES[name]}(?![\w/.-])", flag, message)
     return message
 
 

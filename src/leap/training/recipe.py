@@ -24,27 +24,27 @@ class Recipe:
     learning_rate: float = 1e-3
     """Peak learning rate of AdamW."""
     schedule: Literal["linear", "cosine", "constant"] = "cosine"
-    """What becomes of the learning rate after the warm-up."""
+    """Learning-rate schedule after the warm-up."""
     warmup: float = 0.05
     """Share of the steps in which the learning rate rises to its peak; above 1, their number."""
     weight_decay: float = 0.0
     """Weight decay of AdamW."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """How slowly AdamW's means of the gradient and of its square change."""
+    """AdamW betas."""
     epsilon: float = 1e-8
-    """What AdamW adds to the root of the square."""
+    """AdamW epsilon."""
     clip: float = 1.0
-    """Largest norm of the gradient; longer ones are shortened to it."""
+    """Gradient clipping: the largest norm of the gradient."""
     bf16: bool = False
     """Compute in bfloat16 where that is safe."""
     seed: int = 0
-    """Where the weights and the order of the data start from."""
+    """Random seed of the weights and of the order of the data."""
     evaluate_every: int = 200
     """Steps between looks at held-out text, each of which leaves a checkpoint to go on from."""
     log_every: int = 10
     """Steps between points of the learning curve."""
     average: int = 1
-    """Checkpoints, the last ones, whose mean is tried too; it is taken if it does best."""
+    """Checkpoint averaging: how many of the last ones; their mean is taken if it does best."""
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.epochs is not None:

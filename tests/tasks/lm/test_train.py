@@ -125,7 +125,7 @@ def test_a_text_that_changed_does_not_go_on(small, tmp_path, play):
         ({"data": "missing.txt"}, FileError, "no text file at missing.txt"),
         ({"tokenizer": "missing.model"}, FileError, "no tokenizer at missing.model"),
         ({"length": 100_000}, FileError, "tokens, too few for one sequence of length=100000"),
-        ({"attention": "leapfromer"}, ConfigError, "attention='leapfromer' is not known"),
+        ({"attention": "leapfromer"}, ConfigError, "attention='leapfromer' is none that"),
         ({"n_head": 3}, ConfigError, "hidden_size=16"),
     ],
     ids=str,

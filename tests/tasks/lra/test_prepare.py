@@ -178,7 +178,7 @@ def test_progress_is_told(tmp_path):
     [
         ({"train": 0}, "train=0 must be 1 or more"),
         ({"workers": 0}, "workers=0 must be 1 or more"),
-        ({"seed": -1}, "seed=-1 must be 0 or more"),
+        ({"seed": -1}, "seed=-1 must be from 0 to 4294967295"),
         ({"source": "x"}, "a source is for one task"),
         ({"source": "x", "task": ("text", "image")}, "a source is for one task"),
         ({"source": "x", "task": ("pathfinder",)}, "pathfinder is generated"),

@@ -90,7 +90,7 @@ class CompareConfig(Recipe, SizeConfig, TextConfig):
     learning_rate: float = 5e-4
     """Peak learning rate of AdamW."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
-    """What becomes of the learning rate after the warm-up."""
+    """Learning-rate schedule after the warm-up."""
     warmup: float = 0.0
     """Share of the steps in which the learning rate rises to its peak."""
     output: Path = Path("runs/compare")

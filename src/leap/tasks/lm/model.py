@@ -62,17 +62,19 @@ class MechanismConfig:
 
     attention: str = "leapformer"
     """Attention: leapformer, leap, cosformer, linear, gated-delta, softmax; gpt2 for Hugging Face's
-    GPT-2; or several with commas, one a layer, over and over (leap,leapformer)."""
+    GPT-2; or several with commas, cycled over the layers (leap,leapformer)."""
     formulation: str | None = None
     """Formulation of LEAP layers: leap-mixed, leap-1.0, leap-0.1, leap-elu, additive, fastformer;
     by default the first, which did best."""
     windows: str = "doubling"
     """Windows of LEAP layers: doubling (4, 8, 16, ... below the length of training, then global,
-    as the last layer is), global, or one a layer (4,8,global)."""
+    as the last layer is), global, or one per layer (4,8,global)."""
     gate: Gate | None = None
-    """How attentions learn to forget: a gate a head, or in linear ones a channel; not in LEAP."""
+    """How attentions learn to forget: a gate per head, or in linear ones
+    per channel; not in LEAP. By default by none."""
     convolution: int | None = None
-    """Taps of a short convolution over the projections of attentions, usually 4."""
+    """Taps of a short convolution over the projections of attentions, usually 4; by default there is
+    none."""
     proportion: Literal["travelled", "learned"] | None = None
     """How LeaPformer knows where tokens stand: by steps that are added up, or read off each token
     as in the paper; by default the model's."""
@@ -81,9 +83,9 @@ class MechanismConfig:
     constant_steps: bool = False
     """Let every token step as far as any other, so that of travelled places only clocks learn."""
     proportion_hidden: int | None = None
-    """Hidden units of the nets that learn proportions or steps."""
+    """Hidden units of the nets that learn proportions (by default 16) or steps (by default none)."""
     proportion_per_head: bool | None = None
-    """Whether each head has a proportion or step of its own."""
+    """Whether each head has a proportion or step of its own; by default a step, but no proportion."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,7 +55,7 @@ class Settings:
     """Share of the steps in which the learning rate rises; above 1, their number. [the paper's
     share]"""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
-    """What becomes of the learning rate then; in the paper it falls to 0 along a line."""
+    """Learning-rate schedule after the warm-up; in the paper linear."""
     pooling: Pooling = "mean"
     """How a text becomes one vector: mean, last, or cls, a token of its own."""
     dropout: float = 0.1
