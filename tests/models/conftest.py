@@ -12,6 +12,12 @@ KINDS = {
     "leapformer-none": {"position_embedding": "none"},
     "leapformer-learned": {"position_embedding": "learned"},
     "leapformer-gated": {"gate": "head"},
+    "leapformer-travelled": {
+        "proportion": "travelled",
+        "gate": "head",
+        "convolution": 4,
+        "position_embedding": "none",
+    },
     "leapformer-convolved": {"gate": "channel", "convolution": 4},
     "leapformer-norm": {"normaliser": "norm"},
     "cosformer": {"attention": "cosformer"},

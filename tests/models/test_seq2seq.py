@@ -28,6 +28,14 @@ KINDS = {
         "decoder_attention": "leap",
         "position_embedding": "alibi",
     },
+    "travelled": {"proportion": "travelled"},
+    "travelled-all": {
+        "proportion": "travelled",
+        "position_embedding": "alibi",
+        "gate": "head",
+        "convolution": 4,
+        "clocks": 2,
+    },
     "linear": {"attention": "elu-linear"},
     "softmax": {"attention": "softmax"},
     "windowed": {
@@ -111,7 +119,7 @@ def test_reading_and_writing_in_turn_is_the_same_as_all_at_once(kind, chunk):
 
 
 @pytest.mark.parametrize(
-    "kind", ["leapformer", "leapformer-alibi", "linear", "softmax", "windowed"]
+    "kind", ["leapformer", "leapformer-alibi", "travelled", "linear", "softmax", "windowed"]
 )
 @pytest.mark.parametrize("n_frames", [32, 29], ids="{0}-frames".format)
 @torch.no_grad()
@@ -429,7 +437,7 @@ def test_what_cannot_be_is_refused(options, message):
 def test_what_a_stream_cannot_do_is_an_error_that_says_so():
     model = make_model(encoder_attention="cosformer")
     states = model.read(make_source(3))
-    with pytest.raises(InputError, match="need all of it at once"):
+    with pytest.raises(InputError, match="needs whole sequences"):
         model.read(make_source(3), states)
     with pytest.raises(InputError, match="nothing to translate"):
         make_model().get_decoder()(make_source(3))

@@ -57,7 +57,7 @@ from leap.ops.additive import (
     surrounding_attention,
 )
 from leap.ops.convolution import TapState
-from leap.ops.state import Recurrent, State, accumulator, state
+from leap.ops.state import Joint, Recurrent, State, accumulator, state
 
 NORM_EPS = 1e-6
 
@@ -74,7 +74,7 @@ class Focus(NamedTuple):
 
 
 @state
-class FastformerState(Recurrent):
+class FastformerState(Joint):
     """The past of causal Fastformer: of its mean of queries, and of its mean of keys."""
 
     query: FocusState | WindowState
@@ -86,14 +86,6 @@ class FastformerState(Recurrent):
     ) -> "FastformerState":
         """The two of them, which have read the same tokens."""
         return cls(query, key, length=query.length.clone())  # files do not store a tensor twice
-
-    def record(self, limit: int = 64) -> "FastformerState":
-        """Start keeping tokens as they are read, so that the last `limit` can be taken back."""
-        return self.of(self.query.record(limit), self.key.record(limit))
-
-    def rollback(self, n: int) -> "FastformerState":
-        """The state before its last `n` tokens, pads counted, from the recorded trails."""
-        return self.of(self.query.rollback(n), self.key.rollback(n))
 
     def merge(self, later: "FastformerState") -> "FastformerState":
         """Not possible: keys of B, read alone, have not met the mean query of A."""

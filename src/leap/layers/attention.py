@@ -150,6 +150,8 @@ class DotProductAttention(Attention):
 
     state_kind: type[Recurrent]
     """What such an attention keeps of what it has read."""
+    walks = False
+    """Whether queries of a cross form travel, so that `angles` must be given to go on from."""
 
     def __init__(
         self,

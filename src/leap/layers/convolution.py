@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from leap.errors import ConfigError, InputError
 from leap.ops.convolution import TapState, causal_convolution
-from leap.ops.state import Recurrent, state
+from leap.ops.state import Joint, Recurrent, state
 
 
 class ShortConvolution(nn.Module):
@@ -57,7 +57,7 @@ class ShortConvolution(nn.Module):
 
 
 @state
-class ConvolvedState(Recurrent):
+class ConvolvedState(Joint):
     """The past of a causal attention with a convolution before it."""
 
     taps: TapState
@@ -67,14 +67,6 @@ class ConvolvedState(Recurrent):
     def of(cls, taps: TapState, inner: Recurrent) -> "ConvolvedState":
         """The two of them, which have read the same tokens."""
         return cls(taps, inner, length=inner.length.clone())  # files do not store a tensor twice
-
-    def record(self, limit: int = 64) -> "ConvolvedState":
-        """Start keeping tokens as they are read, so that the last `limit` can be taken back."""
-        return self.of(self.taps.record(limit), self.inner.record(limit))
-
-    def rollback(self, n: int) -> "ConvolvedState":
-        """The state before its last `n` tokens, pads counted, from the recorded trails."""
-        return self.of(self.taps.rollback(n), self.inner.rollback(n))
 
     def merge(self, later: "ConvolvedState") -> "ConvolvedState":
         """Not possible: the first tokens of B, read alone, have not met the last of A."""

@@ -196,6 +196,7 @@ class LeapformerAttention(DotProductAttention):
             self.steps = Steps(hidden_size, n_head, clocks=clocks, **travel)
             if form == "cross":
                 self.query_steps = Steps(hidden_size, n_head, clocks=None, **travel)
+                self.walks = True
 
         self.norm = nn.RMSNorm(self.value_width, eps=eps) if normaliser == "norm" else None
         # Scores that may be negative cannot be summed into a denominator. Then it is attended to as

@@ -65,9 +65,16 @@ class Steps(Learned):
             layers = [nn.Linear(hidden_size, hidden), nn.ReLU()]
         layers.append(nn.Linear(hidden if hidden is not None else hidden_size, n_out))
         self.net = nn.Sequential(*layers) if learned else None
-        self.log_frequency = None if clocks is None else nn.Parameter(self.fresh_log_frequency())
+        self.log_frequency = None if clocks is None else nn.Parameter(torch.empty(n_head, clocks))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Begin with steps of length 1 and clocks of many speeds."""
         if self.net is not None:
-            nn.init.constant_(self.last.bias, UNIT_STEP)
+            self.last.bias.fill_(UNIT_STEP)
+        if self.log_frequency is not None:
+            self.log_frequency.copy_(self.fresh_log_frequency())
 
     @property
     def last(self) -> nn.Linear:
@@ -84,7 +91,7 @@ class Steps(Learned):
         share = torch.arange(n, dtype=torch.float64) / max(n - 1, 1)
         quarter = SHORTEST_QUARTER * (LONGEST_QUARTER / SHORTEST_QUARTER) ** share
         # Clocks of one head are far apart, as heads are.
-        return (math.pi / 2 / quarter).log().float().view(clocks, self.n_head).T.contiguous()
+        return (math.pi / 2 / quarter).log().view(clocks, self.n_head).T
 
     def lengths(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b h t"]:
         """How far each token goes on."""

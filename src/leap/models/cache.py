@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import SequenceKey, register_pytree_node
 from transformers.cache_utils import Cache, CacheLayerMixin
 
@@ -43,7 +43,7 @@ class StateLayer(CacheLayerMixin):
         self.n_tokens = self.n_tokens + n_tokens
         self.is_initialized = True
 
-    def before(self, layer: nn.Module, x: Tensor) -> Recurrent | None:
+    def before(self, layer: Callable[[Tensor], Any], x: Tensor) -> Recurrent | None:
         """What a layer goes on from, to read x."""
         if self.state is None and self.record_past:
             # A recording must begin before the first token, and no tokens are the way there.

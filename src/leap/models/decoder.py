@@ -11,7 +11,7 @@ Axes: b batch, t target tokens, s source states, d hidden size.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -30,7 +30,8 @@ from leap.models.encoder import position_embedding, read_until
 from leap.models.seq2seq_config import LeapformerSeq2SeqConfig
 from leap.models.states import States
 from leap.models.weights import Watch, wants_weights
-from leap.ops.state import State
+from leap.ops.state import Joint, Recurrent, State, state
+from leap.ops.travel import ClockState
 
 
 class TranslationCache(EncoderDecoderCache):
@@ -53,6 +54,19 @@ class TranslationCache(EncoderDecoderCache):
     def n_bytes(self) -> int:
         """Memory that the states take."""
         return self.self_attention_cache.n_bytes + self.cross_attention_cache.n_bytes
+
+
+@state
+class WrittenState(Joint):
+    """The past of a decoder layer whose queries travel: its own tokens, and where they came to."""
+
+    own: Recurrent
+    asked: ClockState
+
+    @classmethod
+    def of(cls, own: Recurrent, asked: ClockState) -> "WrittenState":
+        """The two of them, which have read the same tokens."""
+        return cls(own, asked, length=own.length.clone())  # files do not store a tensor twice
 
 
 class TranslationLayer(GradientCheckpointingLayer):
@@ -96,18 +110,31 @@ class TranslationLayer(GradientCheckpointingLayer):
             earlier: states of the source on the way to `read`, to tell the shares of.
             seen: what the cross-attention takes: source, its key_mask, visible.
         """
-        y, written = self.attention(
-            self.attention_norm(x), written, key_mask=written_mask, positions=positions
+        own, asked = written, None
+        if isinstance(written, WrittenState):
+            own, asked = written.own, written.asked
+        y, own = self.attention(
+            self.attention_norm(x), own, key_mask=written_mask, positions=positions
         )
         x = x + self.dropout(y)
         cross: Any = self.cross_attention
         asking = self.cross_norm(x)
-        shares = None
-        if earlier:
-            shares = cross.shares(asking, read, earlier, positions=positions)
-        y, read = cross(asking, read, positions=positions, **seen)
+        at: dict[str, Any] = {"positions": positions}
+        if cross.walks:
+            at["angles"], asked = cross.walk(asking, asked, written_mask)
+            assert isinstance(own, Recurrent)  # as every causal attention returns
+            own = WrittenState.of(own, asked)
+        shares = cross.shares(asking, read, earlier, **at) if earlier else None
+        y, read = cross(asking, read, **at, **seen)
         x = x + self.dropout(y)
-        return x + self.feed_forward(self.feed_forward_norm(x)), written, read, shares
+        return x + self.feed_forward(self.feed_forward_norm(x)), own, read, shares
+
+    def begin(self, x: Tensor) -> tuple[None, State]:
+        """The state of what was written before the first token, for tokens like x."""
+        nothing = x[:, :0]
+        _, own = self.attention(nothing)
+        cross: Any = self.cross_attention
+        return None, WrittenState.of(own, cross.walk(nothing)[1]) if cross.walks else own
 
 
 class Decoder(LeapformerPreTrainedModel):
@@ -163,8 +190,8 @@ class Decoder(LeapformerPreTrainedModel):
         cache = self._cache(past_key_values, use_cache)
         n = self.config.n_layer
         written = [
-            None if cache is None else cache.self_attention_cache.layers[i].before(own, x)
-            for i, own in enumerate(layer.get_submodule("attention") for layer in self.layers)
+            None if cache is None else cache.self_attention_cache.layers[i].before(begin, x)
+            for i, begin in enumerate(self._beginnings())
         ]
         read = (
             [layer.state for layer in cache.cross_attention_cache.layers] if cache else [None] * n
@@ -271,6 +298,10 @@ class Decoder(LeapformerPreTrainedModel):
             written_after.append(own)
             read_after.append(source)
         return self.norm(x), written_after, read_after, shares
+
+    def _beginnings(self) -> list[Callable[[Tensor], Any]]:
+        """By which each layer begins to write."""
+        return [layer.begin for layer in self.layers if isinstance(layer, TranslationLayer)]
 
     def _scaled(self, embeddings: Tensor) -> Tensor:
         return embeddings * math.sqrt(self.config.hidden_size)

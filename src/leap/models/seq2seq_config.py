@@ -35,7 +35,9 @@ class LeapformerSeq2SeqConfig(LeapformerConfig):
             positions would end somewhere, and a stream may not. With "alibi", what the encoder and
             the decoder see of their own language fades with distance, and positions are sinusoidal
             besides, for the decoder to find its place in the source.
-        gate, convolution, window_sizes: of the decoder's own attention.
+        gate, convolution: of the decoder's own attention, and of the encoder's where that looks
+            back alone, with alibi.
+        window_sizes: of the decoder's own attention.
         chunk_size: how many source states the encoder reads at once: each sees those of its own
             chunk and of all before. 1 is a unidirectional encoder, and 0 one that waits for the
             end and sees everything. Any model runs with any; this is what it does unless told.
@@ -81,8 +83,10 @@ class LeapformerSeq2SeqConfig(LeapformerConfig):
         settings |= {"attention": getattr(self, f"{name}_attention"), "layer_types": None}
         if name == "encoder":
             settings["n_layer"] = self.encoder_layers
+        if self.form(name) != "causal":
+            settings |= {"gate": None, "convolution": None}
         if name != "decoder":
-            settings |= {"gate": None, "convolution": None, "window_sizes": None}
+            settings["window_sizes"] = None
         if name == "cross" and self.position_embedding in ("rotary", "alibi"):
             # Words of two languages that belong together do not stand at the same position.
             settings["position_embedding"] = "none"

@@ -26,6 +26,7 @@ from leap.errors import FileError, InputError
 # Type variables and not `S`, which the shape checker of the tests does not know.
 S = TypeVar("S", bound="State")
 R = TypeVar("R", bound="Recurrent")
+J = TypeVar("J", bound="Joint")
 
 TAG = "leap_state"  # The entry of a file's metadata that says which states the tensors make up.
 
@@ -156,6 +157,27 @@ class Recurrent(State):
                 f"call state.record(limit={max(n, 1)}) before reading them"
             )
         return self if self.trail is None else self.trail.rewound(n_recorded - n)  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Joint(Recurrent):
+    """States that have read the same tokens, as one: what is taken back is taken back from each."""
+
+    def record(self: J, limit: int = 64) -> J:
+        """Start keeping tokens as they are read, so that the last `limit` can be taken back."""
+        return self._each(lambda part: part.record(limit))
+
+    def rollback(self: J, n: int) -> J:
+        """The state before its last `n` tokens, pads counted, from the recorded trails."""
+        return self._each(lambda part: part.rollback(n))
+
+    def _each(self: J, change: Callable[[Recurrent], Recurrent]) -> J:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        parts: dict[str, Any] = {
+            name: change(x) for name, x in values.items() if isinstance(x, Recurrent)
+        }
+        # A copy, as files do not store a tensor twice.
+        return replace(self, **parts, length=next(iter(parts.values())).length.clone())
 
 
 @dataclass(frozen=True, eq=False)

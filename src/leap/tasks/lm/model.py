@@ -73,8 +73,8 @@ class MechanismConfig:
     """How attentions learn to forget: a gate per head, or in linear ones
     per channel; not in LEAP. By default by none."""
     convolution: int | None = None
-    """Taps of a short convolution over the projections of attentions, usually 4; by default there is
-    none."""
+    """Taps of a short convolution over the projections of attentions, usually 4; by default it is
+    left out."""
     proportion: Literal["travelled", "learned"] | None = None
     """How LeaPformer knows where tokens stand: by steps that are added up, or read off each token
     as in the paper; by default the model's."""
@@ -83,9 +83,9 @@ class MechanismConfig:
     constant_steps: bool = False
     """Let every token step as far as any other, so that of travelled places only clocks learn."""
     proportion_hidden: int | None = None
-    """Hidden units of the nets that learn proportions (by default 16) or steps (by default none)."""
+    """Hidden units of the nets that learn proportions, by default 16, or steps, by default none."""
     proportion_per_head: bool | None = None
-    """Whether each head has a proportion or step of its own; by default a step, but no proportion."""
+    """Whether each head has a proportion or step of its own; by default only a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
