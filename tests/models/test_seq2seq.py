@@ -441,3 +441,35 @@ def test_what_a_stream_cannot_do_is_an_error_that_says_so():
         model.read(make_source(3), states)
     with pytest.raises(InputError, match="nothing to translate"):
         make_model().get_decoder()(make_source(3))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("speech", [False, True])
+def test_gradient_checkpointing_changes_no_gradient(speech, reentrant, shapes_unchecked):
+    model = make_model(speech=speech).train()
+    source, labels = make_source(9, speech=speech), make_source(5)
+    gradients = []
+    for checkpoints in (False, True):
+        if checkpoints:
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        model.zero_grad()
+        model(source, labels=labels, use_cache=False).loss.backward()
+        gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    assert_close(*gradients)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_vocabulary_of_a_speech_model_can_grow(tied):
+    model = make_model(speech=True, tie_word_embeddings=tied)
+    source, target = make_source(9, speech=True), make_source(5)
+    before = call(model, source, target)
+    model.resize_token_embeddings(30)
+    after = call(model, source, target)
+    assert after.shape[-1] == model.config.vocab_size == 30
+    assert_close(after[..., :23], before)
+
+
+def test_speech_comes_first_without_a_name():
+    model, source, target = make_model(speech=True), make_source(9, speech=True), make_source(5)
+    expected = model.model(input_features=source, decoder_input_ids=target)[0]
+    assert_close(model.model(source, decoder_input_ids=target)[0], expected)

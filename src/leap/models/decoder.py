@@ -90,6 +90,7 @@ class TranslationLayer(GradientCheckpointingLayer):
         x: Tensor,
         written: State | None,
         read: State | None,
+        source: Tensor | None = None,
         *,
         positions: Tensor,
         written_mask: Tensor | None = None,
@@ -105,10 +106,11 @@ class TranslationLayer(GradientCheckpointingLayer):
             x: target tokens.
             written: state of those before.
             read: state of the source as far as it was read; None if it is given.
+            source: to read. Not by its name: checkpointing looks for gradients without names only.
             positions: of the tokens.
             written_mask: true at real tokens of x.
             earlier: states of the source on the way to `read`, to tell the shares of.
-            seen: what the cross-attention takes: source, its key_mask, visible.
+            seen: what else the cross-attention takes: key_mask of the source, visible.
         """
         own, asked = written, None
         if isinstance(written, WrittenState):
@@ -125,7 +127,7 @@ class TranslationLayer(GradientCheckpointingLayer):
             assert isinstance(own, Recurrent)  # as every causal attention returns
             own = WrittenState.of(own, asked)
         shares = cross.shares(asking, read, earlier, **at) if earlier else None
-        y, read = cross(asking, read, **at, **seen)
+        y, read = cross(asking, read, source=source, **at, **seen)
         x = x + self.dropout(y)
         return x + self.feed_forward(self.feed_forward_norm(x)), own, read, shares
 
@@ -274,7 +276,7 @@ class Decoder(LeapformerPreTrainedModel):
             raise InputError("nothing has been read to write about; call read first")
         positions = token_positions(x, written[0] if written else None)  # type: ignore[arg-type]
         x, after, _, shares = self._run(
-            x, written or [None] * len(self.layers), read, positions, earlier
+            x, written or [None] * len(self.layers), read, positions, earlier=earlier
         )
         return x, states.with_part("self", after), shares
 
@@ -284,6 +286,7 @@ class Decoder(LeapformerPreTrainedModel):
         written: Any,
         read: Any,
         positions: Tensor,
+        source: Tensor | None = None,
         earlier: Sequence[State] = (),
         **seen: Any,
     ) -> tuple[Tensor, list[Any], list[Any], Tensor | None]:
@@ -294,9 +297,11 @@ class Decoder(LeapformerPreTrainedModel):
         for i, layer in enumerate(self.layers):
             if earlier and i == len(self.layers) - 1:
                 seen["earlier"] = earlier
-            x, own, source, shares = layer(x, written[i], read[i], positions=positions, **seen)
+            x, own, other, shares = layer(
+                x, written[i], read[i], source, positions=positions, **seen
+            )
             written_after.append(own)
-            read_after.append(source)
+            read_after.append(other)
         return self.norm(x), written_after, read_after, shares
 
     def _beginnings(self) -> list[Callable[[Tensor], Any]]:

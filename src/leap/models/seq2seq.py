@@ -159,6 +159,21 @@ class LeapformerSpeechModel(LeapformerSeq2SeqModel):
         """The encoder of speech."""
         return SpeechEncoder(self.config)
 
+    def forward(
+        self,
+        input_features: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Seq2SeqModelOutput:
+        """As `LeapformerSeq2SeqModel.forward`, of frames of speech `[b, n, n_bins]`."""
+        return super().forward(
+            input_features=input_features,
+            attention_mask=attention_mask,
+            decoder_input_ids=decoder_input_ids,
+            **kwargs,
+        )
+
 
 class LeapformerForSeq2SeqLM(LeapformerSeq2SeqPreTrainedModel, GenerationMixin):
     """A model that translates text."""
