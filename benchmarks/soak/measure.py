@@ -80,6 +80,8 @@ class Counts:
     """Tensors in the program."""
     steps: list[int] = field(default_factory=list)
     """Rows that the model has read or written."""
+    last_steps: int = 0
+    """Those of the end, when all leave at once, which are of no round."""
     sound: list[float] = field(default_factory=list)
     """Seconds of sound that came."""
     seconds: list[float] = field(default_factory=list)
@@ -190,7 +192,7 @@ def soak(
     work.clear()
     for guest, new in zip(guests, pool.finish(), strict=True):
         guest.words += new
-    counts.steps[-1] += sum(work)
+    counts.last_steps = sum(work)
     return counts, left + guests
 
 
@@ -213,7 +215,7 @@ def main(settings: Settings) -> dict[str, Any]:
     found = {
         "left": len(left),
         "same_alone": same,
-        "steps": sum(counts.steps),
+        "steps": sum(counts.steps) + counts.last_steps,
         "steps_alone": sum(work),
         "words": sum(len(guest.words) for guest in left),
         "seconds_of_sound": sum(counts.sound),
