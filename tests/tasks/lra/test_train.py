@@ -412,7 +412,21 @@ def test_settings_that_cannot_work_are_named(settings, message):
 
 
 def test_all_attentions_can_be_asked_for_at_once():
-    assert TrainConfig(attention=("all",)).attentions() == usable_as("bidirectional")
+    named = [variant.attention for variant in TrainConfig(attention=("all",)).variants()]
+    assert named == usable_as("bidirectional")
+
+
+def test_an_attention_may_have_options_behind_its_name():
+    (variant,) = TrainConfig(attention=("leapformer:divided:hidden8",)).variants()
+    assert variant.name == "leapformer-divided-hidden8"
+    assert variant.attention == "leapformer"
+    assert variant.changes == {
+        "proportion": "travelled",
+        "places": "divided",
+        "proportion_hidden": 8,
+    }
+    with pytest.raises(ConfigError, match=r"option 'sideways' in .* there are gate, .*conv4"):
+        TrainConfig(attention=("leapformer:sideways",))
 
 
 def test_data_that_is_not_there_says_how_to_make_it(tmp_path):

@@ -20,7 +20,6 @@ import torch
 
 from leap.errors import ConfigError
 from leap.layers import FORMULATIONS
-from leap.layers.gate import Gate
 from leap.models.config import PositionEmbedding
 from leap.tasks.lm.data import Blocks, TextRead, read_corpus
 from leap.tasks.lm.model import (
@@ -32,6 +31,7 @@ from leap.tasks.lm.model import (
 )
 from leap.tasks.lm.tokenizer import make_tokenizer
 from leap.tasks.lm.train import TextConfig, TrainConfig, prepare, run_folder, train
+from leap.tasks.mechanism import OPTIONS, parse_option
 from leap.training import Recipe, RunFolder, Status, plot_curves, processes
 from leap.training.folder import read_json, write_json, write_whole
 from leap.training.table import markdown_table
@@ -43,12 +43,6 @@ PeakBytes = Callable[[Callable[[], object], torch.device], int]
 
 MIB = 2**20
 POSITIONS: tuple[str, ...] = get_args(PositionEmbedding)
-GATES: dict[str, Gate] = {"gate": "head", "gate-channel": "channel"}
-PROPORTIONS: dict[str, dict[str, Any]] = {
-    "paper": {"proportion": "learned"},
-    "travelled": {"proportion": "travelled"},
-    "constant": {"proportion": "travelled", "constant_steps": True},
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,18 +132,12 @@ def parse_model(text: str) -> ModelConfig:
             config = replace(config, windows="global" if option == "global" else "doubling")
         elif option in POSITIONS:
             config = replace(config, position_embedding=cast(PositionEmbedding, option))
-        elif option in GATES:
-            config = replace(config, gate=GATES[option])
-        elif option.startswith("conv") and option[4:].isdecimal():
-            config = replace(config, convolution=int(option[4:]))
-        elif option in PROPORTIONS:
-            config = replace(config, **PROPORTIONS[option])
-        elif option.startswith("clocks") and option[6:].isdecimal():
-            config = replace(config, clocks=int(option[6:]))
+        elif (found := parse_option(option)) is not None:
+            config = replace(config, **found)
         else:
             raise ConfigError(
                 f"models: option {option!r} in {text!r} is not known; there are global, windowed, "
-                f"{', '.join([*FORMULATIONS, *POSITIONS, *GATES, *PROPORTIONS])}, conv4, clocks2"
+                f"{', '.join([*FORMULATIONS, *POSITIONS, *OPTIONS])}, conv4, clocks2, hidden8"
             )
     return config
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -16,7 +16,6 @@ from transformers import (
 )
 
 from leap.errors import ConfigError, FileError, LeapError
-from leap.layers.gate import Gate
 from leap.models import (
     LeapConfig,
     LeapForCausalLM,
@@ -28,6 +27,7 @@ from leap.models import (
 from leap.models.config import PositionEmbedding, default_window
 from leap.tasks.files import check_one_run, check_weights
 from leap.tasks.lm.tokenizer import TextTokenizer, load_tokenizer
+from leap.tasks.mechanism import AttentionOptions
 from leap.training import quiet
 from leap.training.folder import read_json
 
@@ -57,7 +57,7 @@ class SizeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MechanismConfig:
+class MechanismConfig(AttentionOptions):
     """What models to be compared differ in."""
 
     attention: str = "leapformer"
@@ -69,23 +69,6 @@ class MechanismConfig:
     windows: str = "doubling"
     """Windows of LEAP layers: doubling (4, 8, 16, ... below the length of training, then global,
     as the last layer is), global, or one per layer (4,8,global)."""
-    gate: Gate | None = None
-    """How attentions learn to forget: a gate per head, or in linear ones
-    per channel; not in LEAP. By default by none."""
-    convolution: int | None = None
-    """Taps of a short convolution over the projections of attentions, usually 4; by default it is
-    left out."""
-    proportion: Literal["travelled", "learned"] | None = None
-    """How LeaPformer knows where tokens stand: by steps that are added up, or read off each token
-    as in the paper; by default the model's."""
-    clocks: int | None = None
-    """Frequencies of each head by which travelled places are compared; 1 by default."""
-    constant_steps: bool = False
-    """Let every token step as far as any other, so that of travelled places only clocks learn."""
-    proportion_hidden: int | None = None
-    """Hidden units of the nets that learn proportions, by default 16, or steps, by default none."""
-    proportion_per_head: bool | None = None
-    """Whether each head has a proportion or step of its own; by default only a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,15 +96,9 @@ def build_config(config: ModelConfig, tokenizer: TextTokenizer, length: int) -> 
         "n_heads": config.n_head,
         "position_embedding": config.position_embedding,
         "hidden_dropout_prob": config.dropout,
-        "gate": config.gate,
-        "convolution": config.convolution,
-        "proportion": config.proportion,
-        "clocks": config.clocks,
-        "constant_steps": config.constant_steps or None,
-        "proportion_hidden": config.proportion_hidden,
-        "proportion_per_head": config.proportion_per_head,
     }
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    changes |= config.given()
     changes |= {
         "vocab_size": tokenizer.vocab_size,
         "n_positions": length,

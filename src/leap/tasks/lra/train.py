@@ -32,6 +32,7 @@ from leap.tasks.lra.runs import (
     some,
     started_from,
 )
+from leap.tasks.mechanism import parse_short_form
 from leap.training import (
     RunFolder,
     Status,
@@ -57,23 +58,30 @@ class TrainConfig(Settings):
     """
 
     attention: tuple[str, ...] = ("leapformer",)
-    """Attentions, a model for each; or all."""
+    """Attentions, a model for each, with options after colons, as leapformer:travelled:divided; or
+    all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         known = usable_as("bidirectional")
-        for name in self.attentions():
-            if name not in known:
+        for variant in self.variants():
+            if variant.attention not in known:
                 raise ConfigError(
-                    f"attention={name!r} is not known in encoders; there are {', '.join(known)}"
+                    f"attention={variant.attention!r} is not known in encoders; there are "
+                    f"{', '.join(known)}"
                 )
 
-    def attentions(self) -> list[str]:
-        """Their names."""
+    def variants(self) -> list[Variant]:
+        """The models to train."""
         names = usable_as("bidirectional") if self.attention == ("all",) else list(self.attention)
         if not names or len(set(names)) < len(names):
             raise ConfigError(f"attention={' '.join(names)}: give one or more, none of them twice")
-        return names
+        made = []
+        for text in names:
+            attention, changes = parse_short_form(text)
+            name = text.replace(":", "-")
+            made.append(Variant(name=name, attention=attention, changes=changes))
+        return made
 
 
 def train(
@@ -94,8 +102,7 @@ def train(
     Returns:
         The results of each run, as its metrics.json has them.
     """
-    variants = [Variant(name=name, attention=name) for name in config.attentions()]
-    return train_variants(config, variants, progress, peak_bytes, say)
+    return train_variants(config, config.variants(), progress, peak_bytes, say)
 
 
 def train_variants(

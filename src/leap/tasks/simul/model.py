@@ -1,6 +1,6 @@
 """The model of a run, by its settings, and a run's model and vocabulary read back."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from leap.models import (
 )
 from leap.models.fbank import LeapformerFeatureExtractor
 from leap.tasks.files import check_one_run, check_weights, first_line
+from leap.tasks.mechanism import AttentionOptions
 from leap.tasks.simul.vocabulary import BOS, EOS, PAD, Vocabulary, load_vocabulary
 from leap.training import quiet
 from leap.training.folder import read_json
@@ -24,7 +25,7 @@ Translator = LeapformerForSeq2SeqLM | LeapformerForSpeechSeq2Seq
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(AttentionOptions):
     """What a translation model is made of."""
 
     attention: str = "leapformer"
@@ -96,6 +97,7 @@ def build_model(
         "bos_token_id": BOS,
         "pad_token_id": PAD,
         "eos_token_id": EOS,
+        **config.given(),
     }
     for part, n_layer in (
         ("encoder", config.encoder_layers),
@@ -126,6 +128,7 @@ ENCODER_SETTINGS = (
     "encoder_attention",
     "feature",
     "position_embedding",
+    *(f.name for f in fields(AttentionOptions)),
     "n_bins",
     "n_subsampling",
 )
