@@ -41,6 +41,11 @@ class Learned(nn.Module):
         return self._held.to(value.dtype).view(shape).expand_as(value)
 
 
+def learned_parts(model: nn.Module) -> list[str]:
+    """The kinds of learned parts that a model has."""
+    return sorted({module.part for module in model.modules() if isinstance(module, Learned)})
+
+
 @contextmanager
 def equalised(model: nn.Module, part: str, read: Callable[[], object]) -> Iterator[None]:
     """Hold all learned parts of a kind at their means over what `read` lets the model read.
@@ -50,9 +55,8 @@ def equalised(model: nn.Module, part: str, read: Callable[[], object]) -> Iterat
         part: which of them, by the name in `Learned.part`.
         read: runs the model over a text, once, before the means are held.
     """
-    modules = [m for m in model.modules() if isinstance(m, Learned)]
-    known = sorted({module.part for module in modules})
-    modules = [module for module in modules if module.part == part]
+    known = learned_parts(model)
+    modules = [m for m in model.modules() if isinstance(m, Learned) and m.part == part]
     if not modules:
         raise ConfigError(
             f"equalise({part!r}): this model has no such learned part; "

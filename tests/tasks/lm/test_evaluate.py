@@ -9,6 +9,7 @@ from leap.errors import ConfigError, FileError, InputError
 from leap.tasks.lm.evaluate import EvalConfig, evaluate, score
 from leap.tasks.lm.model import ModelConfig, build_model, load_model
 from leap.tasks.lm.tokenizer import byte_tokenizer
+from leap.tasks.lm.train import train
 
 TEXT = ["Björn sees.\nSo\n", "a cat\n"]
 TOKENIZER = byte_tokenizer()
@@ -197,3 +198,16 @@ def test_a_state_is_carried_far_beyond_the_length_of_training(trained):
     model, tokenizer = load_model(trained)
     found = score(model, tokenizer, ["ab " * 2000], stateful=True, length=512)
     assert found.tokens == 6001 and math.isfinite(found.nats)
+
+
+def test_a_learned_part_can_be_held_at_its_mean(small, play, tmp_path):
+    run = tmp_path / "run"
+    metrics = train(small(output=run, attention="leapformer", proportion="travelled"))
+    plain = evaluate(EvalConfig(run=run, data=str(play)))
+    held = evaluate(EvalConfig(run=run, data=str(play), equalise="proportions"))
+    assert held.tokens == plain.tokens
+    assert held.nats != plain.nats
+    assert evaluate(EvalConfig(run=run, data=str(play))).nats == plain.nats
+    assert metrics["equalised"] == {"proportions": pytest.approx(held.perplexity)}
+    with pytest.raises(ConfigError, match="no such learned part; it has proportions"):
+        evaluate(EvalConfig(run=run, data=str(play), equalise="gates"))

@@ -114,6 +114,8 @@ class Row:
     cpu_seconds_per_step: float | None
     peak_bytes: int | None
     best_step: int
+    equalised: dict[str, float]
+    """Test perplexity with a learned part held at its mean, by the part."""
 
 
 def parse_model(text: str) -> ModelConfig:
@@ -184,6 +186,7 @@ def compare(
                 cpu_seconds_per_step=metrics["cpu_seconds_per_step"],
                 peak_bytes=memory,
                 best_step=metrics["best_step"],
+                equalised=metrics.get("equalised", {}),
             )
         )
         _write(config, metrics["steps"], rows, histories)
@@ -291,6 +294,8 @@ COLUMNS = (
     "perplexity",
     "per word",
     "bits per byte",
+    "proportions equal",
+    "gates equal",
     "s per step",
     "CPU s per step",
     "peak MiB",
@@ -309,6 +314,8 @@ def cells(row: Row) -> list[str]:
         number(row.perplexity, 2),
         number(row.word_perplexity, 1),
         number(row.bits_per_byte, 4),
+        number(row.equalised.get("proportions"), 2),
+        number(row.equalised.get("gates"), 2),
         number(row.seconds_per_step, 2),
         number(row.cpu_seconds_per_step, 2),
         number(None if row.peak_bytes is None else row.peak_bytes / MIB, 0),
@@ -316,6 +323,9 @@ def cells(row: Row) -> list[str]:
 
 
 def markdown(config: CompareConfig, steps: int, rows: Sequence[Row]) -> str:
-    """The table in Markdown. Perplexities are of the test text."""
+    """The table in Markdown.
+
+    Perplexities are of the test text; "equal" with a learned part held at its mean.
+    """
     table = markdown_table(COLUMNS, [cells(row) for row in rows])
     return f"{describe(config, steps)}\n\n{table}\n"

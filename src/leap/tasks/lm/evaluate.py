@@ -9,16 +9,18 @@ What is seen before it is up to a window's length, or, statefully, the whole tex
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from leap.errors import ConfigError, FileError, InputError
+from leap.layers.equalise import equalised
 from leap.tasks.lm.data import TextRead, count_bytes, count_words, read_corpus
 from leap.tasks.lm.model import load_model, max_length
 from leap.tasks.lm.tokenizer import TextTokenizer
@@ -27,6 +29,8 @@ from leap.training.folder import write_json
 IGNORED = -100
 LONGEST_DEFAULT = 1024
 """Length of a window, or of a chunk, where neither config nor model say anything."""
+MEAN_OVER = 32_768
+"""Tokens of held-out text over which the mean of a learned part is taken."""
 
 EvaluationProgress = Callable[[int, int], None]
 """Told the tokens done, and how many there are."""
@@ -51,6 +55,9 @@ class EvalConfig:
     """Carry the state over the whole text, so that each token has seen all before it."""
     batch: int = 4
     """Windows computed at once."""
+    equalise: Literal["proportions", "gates"] | None = None
+    """Hold what each token decides by itself, proportions (or steps) or gates, at its mean over
+    held-out text: what the score loses is what the differences are worth. By default nothing is."""
     output: Path | None = None
     """JSON file to write the results to; by default they are only shown."""
 
@@ -133,19 +140,41 @@ def evaluate(
         documents = [*corpus.train, *corpus.valid, *corpus.test]
     else:
         documents = list(corpus.part(config.part))
-    found = score(
-        model,
-        tokenizer,
-        documents,
-        length=config.length,
-        stride=config.stride,
-        stateful=config.stateful,
-        batch=config.batch,
-        progress=progress,
-    )
+    with (
+        nullcontext()
+        if config.equalise is None
+        else equalise(model, tokenizer, list(corpus.valid), config.equalise)
+    ):
+        found = score(
+            model,
+            tokenizer,
+            documents,
+            length=config.length,
+            stride=config.stride,
+            stateful=config.stateful,
+            batch=config.batch,
+            progress=progress,
+        )
     if config.output is not None:
         write_json(config.output, found.to_json())
     return found
+
+
+def equalise(
+    model: PreTrainedModel, tokenizer: TextTokenizer, documents: list[str], part: str
+) -> AbstractContextManager[None]:
+    """Hold a learned part of a model at its mean over the first tokens of a text."""
+    length = int(getattr(model.config, "n_positions", LONGEST_DEFAULT))
+    tokens = tokenizer.encode_documents(documents)[:MEAN_OVER].to(model.device).long()
+    windows = tokens[: len(tokens) // length * length].view(-1, length)
+    texts = windows.split(4) if len(windows) else (tokens[None],)
+
+    def read() -> None:
+        model.eval()
+        for text in texts:
+            model(input_ids=text, use_cache=False)
+
+    return equalised(model, part, read)
 
 
 def _check_output(path: Path) -> None:

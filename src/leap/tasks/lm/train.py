@@ -10,8 +10,9 @@ from torch.utils.data import Subset
 from transformers import set_seed
 
 from leap.errors import ConfigError
+from leap.layers.equalise import learned_parts
 from leap.tasks.lm.data import Blocks, Corpus, TextRead, read_corpus
-from leap.tasks.lm.evaluate import score
+from leap.tasks.lm.evaluate import equalise, score
 from leap.tasks.lm.model import ModelConfig, build_model, check_attention
 from leap.tasks.lm.tokenizer import TextTokenizer, load_tokenizer, make_tokenizer
 from leap.training import (
@@ -105,7 +106,13 @@ def train(
     fitted = fit(model, train_blocks, valid_blocks, config, folder, progress)
     if not processes().is_main_process:
         return {}
-    test = score(model, texts.tokenizer, list(texts.corpus.test), length=config.length)
+    documents = list(texts.corpus.test)
+    test = score(model, texts.tokenizer, documents, length=config.length)
+    without = {}
+    for part in learned_parts(model):
+        with equalise(model, texts.tokenizer, list(texts.corpus.valid), part):
+            held = score(model, texts.tokenizer, documents, length=config.length)
+        without[part] = held.perplexity
 
     def write_model(path: Path) -> None:
         with quiet():
@@ -120,6 +127,7 @@ def train(
         "train_tokens": len(texts.train),
         "tokens_seen": fitted.steps * config.batch * config.length,
         "test": test.to_json(),
+        "equalised": without,  # Test perplexity with a learned part held at its mean.
     }
     metrics["history"] = metrics.pop("history")  # Long, so last.
     folder.write_metrics(metrics)
