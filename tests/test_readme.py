@@ -10,6 +10,7 @@ PAGES = [
     "docs/guides/lm.md",
     "docs/guides/lra.md",
     "docs/guides/ops.md",
+    "docs/guides/places.md",
     "docs/guides/simul.md",
 ]
 
