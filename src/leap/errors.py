@@ -1,5 +1,19 @@
 """What can go wrong that the caller can put right: one sentence, saying what would work."""
 
+from errno import EDQUOT, EFBIG, ENOSPC
+
+NO_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+    "bad_alloc",
+    "Invalid buffer size",
+    "Storage size calculation overflowed",
+)
+"""What torch's errors say when there is no memory for a tensor."""
+NO_ROOM = ("No space left on device", "PytorchStreamWriter failed writing", "file write failed")
+"""What errors of torch, safetensors and tokenizers say when a disk is full."""
+
 
 class LeapError(Exception):
     """Base of every error this package raises on purpose; the command line shows it as one line."""
@@ -15,6 +29,30 @@ class InputError(LeapError, ValueError):
 
 class FileError(LeapError, ValueError):
     """A file that is missing, broken or of another kind than was asked for."""
+
+
+class TrainingError(LeapError, ArithmeticError):
+    """A training that has come to nothing: its loss is no longer a number."""
+
+
+def lacking(error: Exception) -> str | None:
+    """What the machine or its files lack, in one line; None if that is not what is wrong."""
+    said = str(error)
+    first = (said.strip() or type(error).__name__).splitlines()[0]
+    if isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(sign in said for sign in NO_MEMORY)
+    ):
+        return (
+            f"there is not enough memory ({first}); give a smaller batch, shorter sequences or a "
+            "smaller model"
+        )
+    number = error.errno if isinstance(error, OSError) else None
+    if number in (ENOSPC, EDQUOT, EFBIG) or any(sign in said for sign in NO_ROOM):
+        return (
+            f"there is no room to write ({first}); make some, and give the same command again: "
+            "what was written before is whole"
+        )
+    return None if number is None else first
 
 
 def check_seed(seed: int) -> None:

@@ -1,3 +1,6 @@
+import json
+import random
+import shutil
 from dataclasses import replace
 from importlib import import_module
 
@@ -6,9 +9,10 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from leap.errors import ConfigError
+from leap.errors import ConfigError, FileError, TrainingError
 from leap.models import LeapformerConfig, LeapformerForCausalLM
 from leap.training import Measure, Recipe, RunFolder, fit, plot_curves, whole_batches
+from leap.training.checkpoints import Checkpoints
 from leap.training.fit import Shuffled, mean_weights
 
 RECIPE = Recipe(steps=8, batch=4, evaluate_every=4, log_every=1, warmup=0.0, learning_rate=1e-2)
@@ -41,7 +45,7 @@ def make_model(dropout=0.0, attention="leapformer", **changes):
 
 
 def run(path, recipe=RECIPE, progress=None, measure=None, collate=None, **options):
-    folder = RunFolder(path, {})
+    folder = RunFolder(path, {"steps": recipe.steps}, recipe.extends)
     folder.create({})
     model = make_model(**options)
     further = {"measure": measure, "collate": collate}
@@ -108,6 +112,174 @@ def test_a_run_that_is_done_is_not_trained_again(tmp_path):
     assert steps == []
     assert losses(second) == losses(first)
     torch.testing.assert_close(dict(again.named_parameters()), dict(model.named_parameters()))
+
+
+@pytest.mark.parametrize("rate", [1e9, 1e30])
+def test_a_loss_that_is_no_number_ends_the_run_at_once(tmp_path, rate):
+    steps = []
+    recipe = replace(RECIPE, learning_rate=rate, steps=100, schedule="constant")
+    message = r"loss is (nan|inf) at step \d+, .* learning_rate below 1e.*, a longer warmup"
+    with pytest.raises(TrainingError, match=message):
+        run(tmp_path, recipe, lambda status: steps.append(status.step))
+    assert max(steps, default=0) < 50
+
+
+def test_a_held_out_loss_that_is_no_number_ends_the_run(tmp_path):
+    class Blank(Counting):
+        def __getitem__(self, index):
+            row = super().__getitem__(index)
+            return row | {"shift_labels": torch.full_like(row["labels"], -100)}
+
+    folder = RunFolder(tmp_path, {})
+    folder.create({})
+    with pytest.raises(TrainingError, match="held-out loss is nan at step 4"):
+        fit(make_model(), Counting(), Blank(), RECIPE, folder)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_a_finished_run_goes_on_for_more_steps(tmp_path, schedule):
+    recipe = replace(RECIPE, schedule=schedule, warmup=2.0)
+    run(tmp_path / "longer", recipe, dropout=0.2)
+    told = []
+    longer = replace(recipe, steps=16)
+    _, extended = run(tmp_path / "longer", longer, told.append, dropout=0.2)
+    assert next(status.step for status in told if status.note is None) == 9
+    notes = [status.note for status in told if status.note is not None]
+    assert notes == [
+        "going on from step 8 to 16: from here on the learning rate is that of the "
+        f"{schedule} schedule over 16 steps"
+    ]
+    _, whole = run(tmp_path / "whole", longer, dropout=0.2)
+    rates = [
+        {row["step"]: row["learning_rate"] for row in fitted.history if "loss" in row}
+        for fitted in (extended, whole)
+    ]
+    assert [rates[0][step] for step in range(9, 17)] == [rates[1][step] for step in range(9, 17)]
+    if schedule == "constant":
+        assert losses(extended) == losses(whole)
+
+
+def test_a_run_without_its_checkpoints_cannot_go_on_for_more_steps(tmp_path):
+    run(tmp_path)
+    shutil.rmtree(tmp_path / "checkpoints")
+    with pytest.raises(FileError, match="has no checkpoint to go on from to 16 steps"):
+        run(tmp_path, replace(RECIPE, steps=16))
+    assert json.loads((tmp_path / "config.json").read_text()) == {"steps": 8}
+
+
+def test_the_last_checkpoint_is_kept_even_if_another_is_best(tmp_path):
+    recipe = replace(RECIPE, steps=12, warmup=1.0, learning_rate=3.0, clip=1e6)
+    _, fitted = run(tmp_path, recipe)
+    assert fitted.best_step < 12
+    assert Checkpoints(tmp_path / "checkpoints").whole() == [fitted.best_step, 12]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_damaged_checkpoint_is_passed_over_and_the_result_is_the_same(tmp_path, seed):
+    """Whatever file is damaged, and however."""
+    recipe = replace(RECIPE, average=2)  # So that both checkpoints are kept.
+    _, whole = run(tmp_path, recipe)
+    chance = random.Random(seed)
+    files = sorted((tmp_path / "checkpoints" / "checkpoint-8").iterdir())
+    path = chance.choice(files)
+    content = bytearray(path.read_bytes())
+    if seed % 2:
+        path.unlink()
+    elif seed % 4:
+        path.write_bytes(content[: chance.randrange(len(content))])
+    else:
+        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+        path.write_bytes(content)
+    told = []
+    _, resumed = run(tmp_path, recipe, told.append)
+    assert losses(resumed) == losses(whole)
+    notes = [status.note for status in told if status.note is not None]
+    assert len(notes) == 1 and "checkpoint-8 is passed over for checkpoint-4: " in notes[0]
+
+
+def test_if_the_best_checkpoint_is_damaged_another_is_chosen_and_told_of(tmp_path):
+    recipe = replace(RECIPE, steps=12, warmup=1.0, learning_rate=3.0, clip=1e6)
+    _, first = run(tmp_path, recipe)
+    (tmp_path / "checkpoints" / f"checkpoint-{first.best_step}" / "model.safetensors").unlink()
+    told = []
+    _, second = run(tmp_path, recipe, told.append)
+    assert (second.best_step, second.best_loss) == (12, losses(second)[-1][2])
+    (note,) = (status.note for status in told)
+    assert "the best so far, is passed over for checkpoint-12: model.safetensors is missing" in note
+
+
+def test_a_run_goes_on_where_it_was_moved_to(tmp_path):
+    recipe = replace(RECIPE, steps=12, warmup=1.0, learning_rate=3.0, clip=1e6)
+    first_model, first = run(tmp_path / "here", recipe)
+    assert first.best_step < 12
+    (tmp_path / "here").rename(tmp_path / "there")
+    model, second = run(tmp_path / "there", recipe)
+    assert second.best_step == first.best_step
+    assert_close = torch.testing.assert_close
+    assert_close(dict(model.named_parameters()), dict(first_model.named_parameters()))
+
+
+def test_a_checkpoint_that_cannot_be_written_is_named_and_the_last_one_kept(tmp_path, monkeypatch):
+    def fail(trainer, folder):
+        if trainer.state.global_step > 4:
+            raise RuntimeError("PytorchStreamWriter failed writing file data/0\nmore")
+
+    _, whole = run(tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr("transformers.Trainer._save_scaler", fail)
+        message = (
+            r"cannot write .*checkpoint-8 \(PytorchStreamWriter failed writing file data/0\); "
+        )
+        with pytest.raises(FileError, match=message):
+            run(tmp_path / "full")
+    assert Checkpoints(tmp_path / "full" / "checkpoints").whole() == [4]
+    _, resumed = run(tmp_path / "full")
+    assert losses(resumed) == losses(whole)
+
+
+def test_a_checkpoint_holds_nothing_that_runs_when_it_is_read(tmp_path):
+    """Even with a manifest that fits."""
+    run(tmp_path)
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    torch.save(Runs(), checkpoints.at(8) / "optimizer.pt")
+    checkpoints.seal(8)
+    with pytest.raises(FileError, match=r"cannot go on from .*checkpoint-8 \(Weights only load"):
+        run(tmp_path, replace(RECIPE, steps=16))
+    assert not Runs.has_run
+
+
+class Runs:
+    """Does what it likes when it is unpickled."""
+
+    has_run = False
+
+    def __reduce__(self):
+        return setattr, (Runs, "has_run", True)
+
+
+def test_files_of_a_checkpoint_have_the_mode_of_others(tmp_path):
+    run(tmp_path)
+    usual = (tmp_path / "config.json").stat().st_mode
+    files = (tmp_path / "checkpoints" / "checkpoint-8").iterdir()
+    assert {path.stat().st_mode for path in files} == {usual}
+
+
+def test_a_device_that_is_not_there_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    message = "device=cuda is not there; this machine and its torch have cpu"
+    with pytest.raises(ConfigError, match=message):
+        run(tmp_path, replace(RECIPE, device="cuda"))
+
+
+def test_the_cpu_is_used_if_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
+    model, _ = run(tmp_path, replace(RECIPE, device="cpu"))
+    assert model.device.type == "cpu"
+
+
+def test_a_batch_that_cannot_fit_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"batch=100000000000 in parts of .* GiB and more"):
+        run(tmp_path, replace(RECIPE, batch=10**11))
 
 
 def test_the_best_weights_are_kept(tmp_path):

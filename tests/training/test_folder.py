@@ -1,6 +1,10 @@
 import json
+import subprocess
+import sys
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from leap.errors import FileError
 from leap.training import RunFolder
@@ -92,16 +96,48 @@ def test_a_folder_inside_appears_whole_or_not_at_all(tmp_path):
     assert [path.name for path in folder.model.iterdir()] == ["whole"]
 
 
-def test_the_last_checkpoint_is_the_newest_whole_one(tmp_path):
+def test_a_run_of_fewer_steps_is_gone_on_from_and_its_results_are_kept(tmp_path):
+    make(tmp_path / "run").write_metrics({"loss": 1.5, "steps": 10})
+    longer = SETTINGS | {"steps": 20}
+    folder = RunFolder(tmp_path / "run", longer, lambda found: found["steps"] < 20)
+    assert folder.metrics() is None
+    assert make(tmp_path / "run").metrics() == {"loss": 1.5, "steps": 10}  # Not before it begins.
+    folder.extend()
+    assert RunFolder(tmp_path / "run", longer).metrics() is None
+    assert json.loads((tmp_path / "run" / "metrics-10.json").read_text())["loss"] == 1.5
+    with pytest.raises(FileError, match="steps=20, not 10"):
+        RunFolder(tmp_path / "run", SETTINGS, lambda found: found["steps"] < 10)
+
+
+def test_a_second_process_is_refused(tmp_path):
+    make(tmp_path)
+    code = (
+        "import sys; from pathlib import Path; from leap.training import RunFolder\n"
+        "with RunFolder(Path(sys.argv[1]), {}).alone(): print('in', flush=True); input()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with other:
+        assert other.stdout.readline() == "in\n"
+        message = rf"process {other.pid} on .* is at work in {tmp_path}; wait for it"
+        with pytest.raises(FileError, match=message), RunFolder(tmp_path, SETTINGS).alone():
+            pass
+        other.kill()  # The lock of one that is killed holds nobody up.
+    with RunFolder(tmp_path, SETTINGS).alone():
+        pass
+
+
+def test_weights_may_be_read_by_whoever_may_read_what_lies_beside_them(tmp_path):
     folder = make(tmp_path / "run")
-    assert folder.last_checkpoint() is None
-    for step, state in [(5, "{}"), (10, "{}"), (15, '{"half"'), (20, None)]:
-        checkpoint = folder.checkpoints / f"checkpoint-{step}"
-        checkpoint.mkdir(parents=True)
-        if state is not None:
-            (checkpoint / "trainer_state.json").write_text(state)
-    assert folder.last_checkpoint() == folder.checkpoints / "checkpoint-10"
-    assert sorted(path.name for path in folder.checkpoints.iterdir()) == [
-        "checkpoint-10",
-        "checkpoint-5",
-    ]
+
+    def write(path):
+        save_file({"weight": torch.zeros(1)}, path / "model.safetensors")
+        (path / "config.json").write_text("{}")
+
+    folder.write_folder("model", write)
+    usual = (tmp_path / "run" / "config.json").stat().st_mode
+    assert {path.stat().st_mode for path in folder.model.iterdir()} == {usual}

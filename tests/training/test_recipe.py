@@ -45,3 +45,23 @@ def test_a_warmup_is_a_share_of_the_steps_or_their_number():
 def test_settings_that_cannot_work_are_named(settings, message):
     with pytest.raises(ConfigError, match=message):
         Recipe(**settings)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "before", "is_longer"),
+    [
+        ({"steps": 60}, {"steps": 40, "epochs": None}, True),
+        ({"steps": 40}, {"steps": 40}, False),
+        ({"steps": 20}, {"steps": 40}, False),
+        ({"steps": 3000}, {"steps": None}, True),  # 2000 by default.
+        ({"steps": 100}, {}, False),
+        ({}, {"steps": 40}, True),
+        ({"epochs": 2.0}, {"steps": None, "epochs": 1}, True),
+        ({"epochs": 2.0}, {"steps": 40, "epochs": None}, False),
+        ({"steps": 60}, {"epochs": 1.0}, False),
+        ({"steps": 60}, {"steps": "40"}, False),
+    ],
+    ids=str,
+)
+def test_a_run_is_known_to_take_more_steps_than_another(recipe, before, is_longer):
+    assert Recipe(**recipe).extends(before) == is_longer

@@ -1,5 +1,6 @@
 """How far long work is: a bar on a terminal, and in a log a plain line now and then."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
@@ -101,6 +102,9 @@ def told(show: Show) -> Callable[[str, Status], None]:
     """Shows a training's status, which is news when there has been a look at held-out data."""
 
     def tell(name: str, status: Status) -> None:
+        if status.note is not None:
+            print(f"leap: {status.note}", file=sys.stderr)
+            return
         show(name, status.step, status.steps, _losses(status), news=status.held_out_loss)
 
     return tell

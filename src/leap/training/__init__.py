@@ -16,9 +16,10 @@ from leap.training.fit import (
     whole_batches,
 )
 from leap.training.folder import RunFolder
-from leap.training.recipe import Recipe
+from leap.training.recipe import DeviceName, Recipe
 
 __all__ = [
+    "DeviceName",
     "Fitted",
     "Measure",
     "Progress",

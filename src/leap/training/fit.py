@@ -1,19 +1,24 @@
 """One run of `transformers.Trainer`, which a kill may interrupt anywhere."""
 
+import math
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from pickle import UnpicklingError
 from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Int
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset, Subset
 from transformers import (
     EvalPrediction,
@@ -25,16 +30,21 @@ from transformers import (
 from transformers.trainer_callback import PrinterCallback
 from transformers.utils import SAFE_WEIGHTS_NAME, logging
 
-from leap.errors import ConfigError
+from leap.errors import ConfigError, FileError, TrainingError
 from leap.ops.state import accumulator
+from leap.training.checkpoints import Checkpoints, Say
 from leap.training.clock import now
 from leap.training.folder import RunFolder
 from leap.training.heap import trim_heap
-from leap.training.recipe import Recipe
+from leap.training.recipe import DeviceName, Recipe
 
 Example = dict[str, Tensor]
 Collate = Callable[[list[Any]], dict[str, Any]]
 """Makes a batch of examples."""
+
+LARGE_BATCH = 1024
+"""Examples in a batch that it is worth finding out the memory of."""
+GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,8 @@ class Status:
     """On the held-out data, when last looked at."""
     held_out_score: float | None = None
     """The measure there, if there is one."""
+    note: str | None = None
+    """What there is to know besides, in a line, as that a checkpoint was damaged."""
 
 
 Progress = Callable[[Status], None]
@@ -99,6 +111,9 @@ def fit(
 ) -> Fitted:
     """Train a model, or go on with it from the folder's last checkpoint.
 
+    A run that took fewer steps goes on likewise. From there on, its learning rate is that of a run
+    which was to take as many from the start.
+
     The order of the data depends on the recipe's seed alone. Neither a stop, nor the number of
     processes (`torchrun`), nor accumulation changes what a step learns from.
 
@@ -107,21 +122,36 @@ def fit(
         train, held_out: examples, as the model's forward takes them, or as collate does.
         recipe: how.
         folder: where checkpoints and the log go; it must have been created.
-        progress: told how far the run is after each step.
+        progress: told how far the run is after each step, and what there is to know besides.
         collate: makes batches of examples that are not all of one length, or are batches already.
         measure: what to choose the best checkpoint by, rather than the held-out loss.
         shuffle: take the training examples pass after pass, each in an order of its own. Without
             it they are those of the whole run, in order.
         lengths: of the training examples; those of a batch are then of about one length, so that
             little has to be filled up.
+
+    Raises:
+        TrainingError: if the loss is no longer a number.
+        FileError: if there are checkpoints, but none to go on from, or one cannot be written.
     """
     n_items = len(train)  # type: ignore[arg-type]
     n_steps = recipe.n_steps(n_items)
     arguments = _arguments(recipe, folder, n_steps, measure)
-    watch = _Watch(progress, measure)
+    _check_memory(model, train, recipe, arguments)
+    checkpoints = Checkpoints(folder.checkpoints)
+    watch = _Watch(progress, measure, recipe, checkpoints)
+
+    def say(note: str) -> None:
+        if progress is not None and processes(recipe.device).is_main_process:
+            progress(Status(0, n_steps, note=note))
+
+    with processes(recipe.device).main_process_first():
+        last = _find_last(checkpoints, folder, recipe, n_steps, say)
     if shuffle:
         train = Shuffled(train, n_steps, recipe.batch, recipe.seed, lengths)
-    trainer = Trainer(
+    trainer = _Trainer(
+        recipe,
+        checkpoints,
         model=model,
         args=arguments,
         train_dataset=train,
@@ -131,9 +161,16 @@ def fit(
         callbacks=[watch, *_tensorboard(folder)],
     )
     trainer.remove_callback(PrinterCallback)
-    checkpoint = folder.last_checkpoint()
     with quiet():
-        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        try:
+            trainer.train(
+                resume_from_checkpoint=None if last is None else str(checkpoints.at(last))
+            )
+        except UnpicklingError as error:  # Only of tensors and numbers: nothing of it was run.
+            raise FileError(
+                f"cannot go on from {checkpoints.path}/checkpoint-{last} ({_first_line(error)}); "
+                "remove it"
+            ) from error
 
     state = trainer.state
     assert state.best_metric is not None and state.best_global_step is not None
@@ -142,7 +179,7 @@ def fit(
         for row in state.log_history
         if row["step"] == state.best_global_step and "eval_loss" in row
     )
-    mean = _try_mean(trainer, folder, recipe.average, best)
+    mean = _try_mean(trainer, checkpoints, recipe.average, best)
     best = mean or best
     return Fitted(
         steps=state.global_step,
@@ -227,11 +264,103 @@ class Shuffled(Dataset[Example]):
         return torch.Generator().manual_seed(self.seed * 1_000_003 + n)
 
 
+class _Trainer(Trainer):
+    """Ends a run whose loss is no number, and seals its checkpoints with a manifest."""
+
+    def __init__(self, recipe: Recipe, checkpoints: Checkpoints, **options: Any) -> None:
+        super().__init__(**options)
+        self.recipe = recipe
+        self.checkpoints = checkpoints
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        loss = super().training_step(*args, **kwargs)
+        _check_loss(float(loss), self.state.global_step + 1, self.recipe)
+        return loss
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        step = self.state.global_step
+        group = processes(self.recipe.device)
+        try:
+            if group.is_main_process:
+                self.checkpoints.begin(step)
+            group.wait_for_everyone()
+            super()._save_checkpoint(model, trial)
+            group.wait_for_everyone()
+            if group.is_main_process:
+                self.checkpoints.seal(step)
+                self.checkpoints.rotate(self.recipe.average, self.state.best_global_step)
+        except (OSError, RuntimeError, SafetensorError) as error:  # As torch and safetensors say.
+            shutil.rmtree(self.checkpoints.at(step), ignore_errors=True)
+            raise FileError(
+                f"cannot write {self.checkpoints.at(step)} ({_first_line(error)}); once there is "
+                "room for it, give the same command again: what was written before is whole"
+            ) from error
+        group.wait_for_everyone()
+
+
+def _check_loss(loss: float, step: int, recipe: Recipe, kind: str = "loss") -> None:
+    if not math.isfinite(loss):
+        raise TrainingError(
+            f"the {kind} is {loss} at step {step}, so there is nothing more to learn; try a "
+            f"learning_rate below {recipe.learning_rate:g}, a longer warmup than "
+            f"{recipe.warmup:g}, or a clip below {recipe.clip:g}, in another output folder"
+        )
+
+
+def _find_last(
+    checkpoints: Checkpoints, folder: RunFolder, recipe: Recipe, n_steps: int, say: Say
+) -> int | None:
+    """The step to go on from; None to begin."""
+    last = checkpoints.newest(say)
+    if folder.is_longer:
+        if last is None:
+            raise FileError(
+                f"the run in {folder.path} has no checkpoint to go on from to {n_steps} steps; "
+                "give another output folder"
+            )
+        say(
+            f"going on from step {last} to {n_steps}: from here on the learning rate is that of "
+            f"the {recipe.schedule} schedule over {n_steps} steps"
+        )
+    if processes(recipe.device).is_main_process:
+        folder.extend()
+    return last
+
+
+def _check_memory(
+    model: PreTrainedModel, train: Dataset[Any], recipe: Recipe, arguments: TrainingArguments
+) -> None:
+    """Refuse a batch that cannot fit: to gather it would take long, and then all of the memory."""
+    batch = arguments.per_device_train_batch_size
+    if batch < LARGE_BATCH:
+        return
+    tensors = [x for x in tree_leaves(train[0]) if isinstance(x, Tensor)]
+    tokens = max((len(x) for x in tensors if x.ndim), default=1)
+    config: Any = model.config
+    # At least what each layer is given, which its gradient needs.
+    numbers = tokens * config.hidden_size * config.num_hidden_layers
+    needed = batch * (sum(x.nbytes for x in tensors) + 4 * numbers)
+    device = arguments.device
+    if device.type == "cuda":
+        there_is = torch.cuda.get_device_properties(device).total_memory
+    else:
+        from psutil import virtual_memory  # Comes with accelerate, of an extra.
+
+        there_is = virtual_memory().total
+    if needed > there_is:
+        raise ConfigError(
+            f"batch={recipe.batch} in parts of {batch} takes {needed / GIB:,.0f} GiB and more, and "
+            f"there are {there_is / GIB:,.0f}; give a smaller batch, or a larger accumulate"
+        )
+
+
 def _try_mean(
-    trainer: Trainer, folder: RunFolder, n: int, best: dict[str, Any]
+    trainer: Trainer, checkpoints: Checkpoints, n: int, best: dict[str, Any]
 ) -> dict[str, Any] | None:
     """Give the model the mean of its last checkpoints' weights, if that does better; how well."""
-    paths = folder.all_checkpoints()[-n:]
+    if n < 2:
+        return None
+    paths = [checkpoints.at(step) for step in checkpoints.whole()[-n:]]
     if len(paths) < 2:
         return None
     model: Any = trainer.accelerator.unwrap_model(trainer.model)
@@ -271,7 +400,7 @@ def _score(measure: Measure, held_out: EvalPrediction) -> dict[str, float]:
 def _arguments(
     recipe: Recipe, folder: RunFolder, n_steps: int, measure: Measure | None
 ) -> TrainingArguments:
-    gpu = torch.cuda.is_available()
+    on_cpu = _on_cpu(recipe.device)
     arguments = TrainingArguments(
         output_dir=str(folder.checkpoints),
         max_steps=n_steps,
@@ -293,7 +422,6 @@ def _arguments(
         eval_steps=recipe.evaluate_every,
         save_strategy="steps",
         save_steps=recipe.evaluate_every,
-        save_total_limit=recipe.average + (recipe.average > 1),  # And the best one.
         load_best_model_at_end=True,
         metric_for_best_model="eval_loss" if measure is None else f"eval_{measure.name}",
         greater_is_better=measure is not None,
@@ -302,11 +430,11 @@ def _arguments(
         logging_nan_inf_filter=False,
         prediction_loss_only=measure is None,
         remove_unused_columns=False,
-        dataloader_pin_memory=gpu,
+        dataloader_pin_memory=torch.cuda.is_available() and not on_cpu,
         ddp_find_unused_parameters=False,
         disable_tqdm=True,
         report_to="none",
-        use_cpu=_no_accelerator(),
+        use_cpu=on_cpu,
     )
     n_parts = arguments.world_size * max(1, arguments.n_gpu) * recipe.accumulate
     if recipe.batch % n_parts:
@@ -319,15 +447,28 @@ def _arguments(
     return arguments
 
 
-def processes() -> Any:
-    """accelerate's state of the processes that `torchrun` started, or of just this one."""
+def processes(device: DeviceName | None = None) -> Any:
+    """accelerate's state of the processes that `torchrun` started, or of just this one.
+
+    Args:
+        device: where they compute, as a recipe has it.
+    """
     from accelerate import PartialState  # Of an extra, which settings alone do not need.
 
-    return PartialState(cpu=_no_accelerator())
+    return PartialState(cpu=_on_cpu(device))
 
 
-def _no_accelerator() -> bool:
-    return not (torch.cuda.is_available() or torch.backends.mps.is_available())
+def _on_cpu(device: DeviceName | None) -> bool:
+    """Whether to compute on the CPU.
+
+    Raises:
+        ConfigError: if the device is not there.
+    """
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if device is not None and device != "cpu" and not there[device]:
+        listed = ", ".join(["cpu", *(name for name, is_there in there.items() if is_there)])
+        raise ConfigError(f"device={device} is not there; this machine and its torch have {listed}")
+    return device == "cpu" or not any(there.values())
 
 
 def _tensorboard(folder: RunFolder) -> list[TrainerCallback]:
@@ -342,14 +483,53 @@ def _tensorboard(folder: RunFolder) -> list[TrainerCallback]:
 class _Watch(TrainerCallback):
     """Tells the progress, puts the time that steps take into the history, and tidies up."""
 
-    def __init__(self, progress: Progress | None, measure: Measure | None) -> None:
+    def __init__(
+        self,
+        progress: Progress | None,
+        measure: Measure | None,
+        recipe: Recipe,
+        checkpoints: Checkpoints,
+    ) -> None:
         self.progress = progress
         self.measure = measure
+        self.recipe = recipe
+        self.checkpoints = checkpoints
         self.loss: float | None = None
         self.held_out_loss: float | None = None
         self.held_out_score: float | None = None
         self.start = (0.0, 0.0)
         self.times: list[tuple[float, float]] = []
+
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, lr_scheduler: Any = None, **_: Any
+    ) -> None:
+        if state.global_step == 0:
+            return
+        # The optimiser was stored with what the schedule of then had for this step.
+        shares = [share(lr_scheduler.last_epoch) for share in lr_scheduler.lr_lambdas]
+        rates = [x * share for x, share in zip(lr_scheduler.base_lrs, shares, strict=True)]
+        for group, rate in zip(lr_scheduler.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        lr_scheduler._last_lr = rates
+        self._find_best(args, state)
+
+    def _find_best(self, args: Any, state: Any) -> None:
+        """Set the best checkpoint: the folder may have been moved, or that one damaged."""
+        before = state.best_global_step
+        fault = self.checkpoints.fault(before)
+        if fault is not None:
+            name = args.metric_for_best_model
+            scores = {row["step"]: row[name] for row in state.log_history if name in row}
+            whole = [step for step in self.checkpoints.whole() if step in scores]
+            choose = max if args.greater_is_better else min
+            state.best_global_step = choose(whole, key=lambda step: scores[step])
+            state.best_metric = scores[state.best_global_step]
+            self._tell(
+                state,
+                f"{self.checkpoints.at(before)}, the best so far, is passed over for "
+                f"checkpoint-{state.best_global_step}: {fault}",
+            )
+        state.best_model_checkpoint = str(self.checkpoints.at(state.best_global_step))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.start = now(args.device)
@@ -379,11 +559,12 @@ class _Watch(TrainerCallback):
     ) -> None:
         if metrics:
             self.held_out_loss = metrics["eval_loss"]
+            _check_loss(metrics["eval_loss"], state.global_step, self.recipe, "held-out loss")
             if self.measure is not None:
                 self.held_out_score = metrics[f"eval_{self.measure.name}"]
             self._tell(state)
 
-    def _tell(self, state: Any) -> None:
+    def _tell(self, state: Any, note: str | None = None) -> None:
         if self.progress is not None and state.is_world_process_zero:
             self.progress(
                 Status(
@@ -392,8 +573,13 @@ class _Watch(TrainerCallback):
                     self.loss,
                     self.held_out_loss,
                     self.held_out_score,
+                    note,
                 )
             )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 @contextmanager

@@ -2,10 +2,11 @@
 
     config.json      the settings; a run with others is refused
     data.json        digests of the data; a run on other data is refused
-    checkpoints/     the best and the last one, with the optimiser's state
+    checkpoints/     the best and the last one, with the optimiser's state and a manifest
     log/             for TensorBoard
     model/           the best model, once training is done
     metrics.json     the results, written last: a folder that has them is finished
+    metrics-40.json  those after 40 steps, of a run that went on for more
     curve.png        the learning curve
 
 Files are written under another name and then renamed, so what is there is whole.
@@ -14,12 +15,19 @@ Files are written under another name and then renamed, so what is there is whole
 import json
 import os
 import shutil
+import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from leap.errors import FileError
+
+Extends = Callable[[Mapping[str, Any]], bool]
+"""Whether a run is one with these settings, and more steps."""
 
 
 class RunFolder:
@@ -28,15 +36,20 @@ class RunFolder:
     Args:
         path: where it is, or will be.
         settings: what the run is defined by, as JSON has it.
+        extends: whether the run may go on from one that took fewer steps, as `Recipe.extends`.
 
     Raises:
         FileError: if the folder holds something else, or a run with other settings.
     """
 
-    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, path: Path, settings: Mapping[str, Any], extends: Extends | None = None
+    ) -> None:
         self.path = path
         self.settings = json.loads(json.dumps(settings, default=str))
-        self._check()
+        self.is_longer = False
+        """Whether the run that is there took fewer steps, and this one goes on from it."""
+        self._check(extends)
 
     @property
     def checkpoints(self) -> Path:
@@ -51,7 +64,7 @@ class RunFolder:
     def metrics(self) -> dict[str, Any] | None:
         """The results, or None while the run is not finished."""
         path = self.path / "metrics.json"
-        return read_json(path) if path.exists() else None
+        return read_json(path) if path.exists() and not self.is_longer else None
 
     def create(self, data: Mapping[str, str]) -> None:
         """Make the folder, if it is not there, and write the settings to it.
@@ -75,6 +88,33 @@ class RunFolder:
                 "or give another output folder"
             )
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other processes from this folder, which must have been created, for a while.
+
+        The system forgets the lock of a process that is killed.
+        """
+        owner = self.path / ".process"
+        try:
+            with FileLock(self.path / ".lock", timeout=0):
+                write_whole(owner, f"process {os.getpid()} on {socket.gethostname()}")
+                yield
+        except Timeout as error:
+            who = owner.read_text(encoding="utf-8") if owner.exists() else "another process"
+            raise FileError(
+                f"{who} is at work in {self.path}; wait for it, or give another output folder"
+            ) from error
+
+    def extend(self) -> None:
+        """Take the settings of the longer run; the results of the shorter one are kept."""
+        if not self.is_longer:
+            return
+        path = self.path / "metrics.json"
+        if path.exists():
+            path.rename(self.path / f"metrics-{read_json(path).get('steps')}.json")
+        write_json(self.path / "config.json", self.settings)
+        self.is_longer = False
+
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Write the results, which also says that the run is finished."""
         write_json(self.path / "metrics.json", metrics)
@@ -83,28 +123,17 @@ class RunFolder:
         """Let `write` fill a folder inside this one, which appears when it is complete."""
         unfinished = self.path / f".{name}.part"
         shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-        write(unfinished)
+        try:
+            unfinished.mkdir(parents=True)
+            write(unfinished)
+            give_usual_modes(unfinished)
+        except BaseException:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise
         shutil.rmtree(self.path / name, ignore_errors=True)
         unfinished.rename(self.path / name)
 
-    def all_checkpoints(self) -> list[Path]:
-        """Every whole checkpoint, the newest last. One that a kill left unfinished is removed."""
-        whole = []
-        for path in self.checkpoints.glob("checkpoint-*"):
-            try:  # Trainer writes this file last.
-                json.loads((path / "trainer_state.json").read_text())
-            except (OSError, ValueError):
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                whole.append(path)
-        return sorted(whole, key=lambda path: int(path.name.rpartition("-")[2]))
-
-    def last_checkpoint(self) -> Path | None:
-        """The newest whole checkpoint."""
-        return next(iter(self.all_checkpoints()[-1:]), None)
-
-    def _check(self) -> None:
+    def _check(self, extends: Extends | None) -> None:
         if self.path.exists() and not self.path.is_dir():
             raise FileError(f"{self.path} is a file; give another output folder")
         if not self.path.is_dir():
@@ -119,7 +148,10 @@ class RunFolder:
                 )
             return
         found = read_json(path)
+        self.is_longer = extends is not None and extends(found)
         for name, ours in self.settings.items():
+            if self.is_longer and name in ("steps", "epochs"):
+                continue
             theirs = found.get(name, ours)  # A run of an older version may know fewer settings.
             if theirs != ours:
                 raise FileError(
@@ -128,13 +160,21 @@ class RunFolder:
                 )
 
 
+def give_usual_modes(folder: Path) -> None:
+    """Let whoever may read a folder that was just made read its files; weights are written 0600."""
+    mode = folder.stat().st_mode & 0o666
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise FileError(f"cannot read {path} ({error.strerror})") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FileError(f"{path} is not a whole JSON file ({error}); remove it") from error
     if not isinstance(found, dict):
         raise FileError(f"{path} holds no JSON object; it is of another kind than was expected")
@@ -149,5 +189,9 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 def write_whole(path: Path, text: str) -> None:
     """Write a text file whole or not at all."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}.part")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise

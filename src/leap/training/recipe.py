@@ -1,12 +1,15 @@
 """How to train: the settings that every task has in common."""
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from leap.errors import ConfigError, check_seed
 
 DEFAULT_STEPS = 2000
+
+DeviceName = Literal["cpu", "cuda", "mps"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +40,8 @@ class Recipe:
     """Gradient clipping: the largest norm of the gradient."""
     bf16: bool = False
     """Compute in bfloat16 where that is safe."""
+    device: DeviceName | None = None
+    """Where to compute: cpu, cuda or mps; by default a GPU if there is one."""
     seed: int = 0
     """Random seed of the weights and of the order of the data."""
     evaluate_every: int = 200
@@ -80,6 +85,15 @@ class Recipe:
         if self.epochs is None:
             return DEFAULT_STEPS if self.steps is None else self.steps
         return max(1, math.ceil(self.epochs * n_items / self.batch))
+
+    def extends(self, settings: Mapping[str, Any]) -> bool:
+        """Whether this takes more steps, or more epochs, than a recipe with those settings."""
+        steps, epochs = settings.get("steps"), settings.get("epochs")
+        if self.epochs is not None:
+            return isinstance(epochs, int | float) and epochs < self.epochs
+        if epochs is not None or not (steps is None or isinstance(steps, int)):
+            return False
+        return (replace(self, steps=None).n_steps(0) if steps is None else steps) < self.n_steps(0)
 
     def n_warmup(self, n_steps: int) -> int:
         """Steps of the warm-up, of so many in all."""

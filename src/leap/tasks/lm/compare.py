@@ -159,7 +159,7 @@ def compare(
             it out.
         read: told the text.
     """
-    if processes().num_processes > 1:
+    if processes(config.device).num_processes > 1:
         raise ConfigError("models are compared in one process; run it without torchrun")
     runs = run_configs(config)
     _prepare(config, runs, read)
@@ -220,7 +220,7 @@ def _prepare(config: CompareConfig, runs: dict[str, TrainConfig], read: TextRead
         ConfigError: if one of the models cannot be made, and before anything is written.
     """
     settings = asdict(config)
-    for name in ("models", "output"):  # More models may come later.
+    for name in ("models", "output", "device"):  # More models may come later.
         settings.pop(name)
     folder = RunFolder(config.output, settings)
     corpus = read_corpus(config.data)

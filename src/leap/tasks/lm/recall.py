@@ -161,7 +161,7 @@ def _one(
     progress: CompareProgress | None,
 ) -> Remembered:
     settings = asdict(config) | {"model": name}
-    for other in ("models", "distances", "output"):
+    for other in ("models", "distances", "output", "device"):
         settings.pop(other)
     folder = RunFolder(config.output / name.replace(":", "-").replace(",", "+"), settings)
     metrics = folder.metrics() or {"accuracy": {}}
@@ -211,7 +211,8 @@ def _trained(
         if progress is not None:
             progress(name, status)
 
-    fit(model, train, valid, config, folder, tell)
+    with folder.alone():
+        fit(model, train, valid, config, folder, tell)
     return model
 
 

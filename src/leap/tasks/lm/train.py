@@ -1,5 +1,6 @@
 """Training: from a text to a run folder with a model, its results and its learning curve."""
 
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.utils.data import Subset
-from transformers import set_seed
+from transformers import PreTrainedModel, set_seed
 
 from leap.errors import ConfigError
 from leap.layers.equalise import learned_parts
@@ -16,6 +17,7 @@ from leap.tasks.lm.evaluate import equalise, score
 from leap.tasks.lm.model import ModelConfig, build_model, check_attention
 from leap.tasks.lm.tokenizer import TextTokenizer, load_tokenizer, make_tokenizer
 from leap.training import (
+    Fitted,
     Progress,
     Recipe,
     RunFolder,
@@ -49,7 +51,7 @@ class TextConfig:
 class TrainConfig(Recipe, ModelConfig, TextConfig):
     """Train a language model, keeping the checkpoint that does best on held-out text.
 
-    A run that was stopped goes on from where it was.
+    A run that was stopped goes on from where it was, and so does one that is to take more steps.
     """
 
     output: Path = Path("runs/lm")
@@ -87,14 +89,15 @@ def train(
     folder = run_folder(config)
     finished = folder.metrics()
     # The first process alone trains the tokenizer and makes the folder; the others find them.
-    with processes().main_process_first():
+    group = processes(config.device)
+    with group.main_process_first():
         texts = prepare(config, folder)
         digest = {"text": _digest(texts.train, texts.valid)}
-        if read is not None and processes().is_main_process:
+        if read is not None and group.is_main_process:
             read(texts.corpus)
         if finished is not None:
             folder.create(digest)  # Refuses another text.
-            return finished if processes().is_main_process else {}
+            return finished if group.is_main_process else {}
         set_seed(config.seed)
         model = build_model(config, texts.tokenizer, config.length)
         train_blocks = Blocks(texts.train, config.length, f"the text of {texts.corpus.name}")
@@ -103,9 +106,17 @@ def train(
         if not (folder.path / "tokenizer").exists():
             folder.write_folder("tokenizer", texts.tokenizer.save)
 
-    fitted = fit(model, train_blocks, valid_blocks, config, folder, progress)
-    if not processes().is_main_process:
-        return {}
+    with folder.alone() if group.is_main_process else nullcontext():
+        fitted = fit(model, train_blocks, valid_blocks, config, folder, progress)
+        if not group.is_main_process:
+            return {}
+        return _finish(config, folder, texts, model, fitted)
+
+
+def _finish(
+    config: TrainConfig, folder: RunFolder, texts: Texts, model: PreTrainedModel, fitted: Fitted
+) -> dict[str, Any]:
+    """Measure the model, and write it with the results."""
     documents = list(texts.corpus.test)
     test = score(model, texts.tokenizer, documents, length=config.length)
     without = {}
@@ -135,10 +146,11 @@ def train(
 
 
 def run_folder(config: TrainConfig) -> RunFolder:
-    """The folder of a run, by all its settings but where that is."""
+    """The folder of a run, by all its settings but where that is, and where it computes."""
     settings = asdict(config)
-    settings.pop("output")
-    return RunFolder(config.output, settings)
+    for name in ("output", "device"):
+        settings.pop(name)
+    return RunFolder(config.output, settings, config.extends)
 
 
 def prepare(config: TrainConfig, folder: RunFolder) -> Texts:

@@ -64,7 +64,7 @@ def find_steps(config: Settings, variants: Sequence[Variant], say: Say | None = 
     """
     if config.budget is None:
         return paper(config.task).steps if config.steps is None else config.steps
-    if processes().num_processes > 1:
+    if processes(config.device).num_processes > 1:
         raise ConfigError("a budget is found out by one process; under torchrun give steps")
     path = config.output / config.task / "budget.json"
     settings = _settings(config)
@@ -168,7 +168,7 @@ def _time(config: Settings, variant: Variant) -> Times:
     (run, *_) = run_configs(config, [variant], 1)
     data = open_splits(run)
     collate = Collator(data["train"].info)
-    device = processes().device
+    device = processes(config.device).device
     model = build_model(run, data["train"]).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=run.learning_rate, fused=True)
     batches = _spread(run, data["train"], collate)

@@ -19,7 +19,7 @@ from leap.models.config import Pooling
 from leap.tasks.lra.cache import SPLITS
 from leap.tasks.lra.data import DATA, TASKS, Collator, TaskDataset, load_task
 from leap.tasks.lra.model import EPSILON, encoder_config, paper
-from leap.training import Recipe
+from leap.training import DeviceName, Recipe
 from leap.training.folder import read_json
 
 RUNS = Path("runs/lra")
@@ -74,6 +74,8 @@ class Settings:
     group_by_length: bool = True
     """Make batches of inputs of about one length, so that little is filled up: on texts, twice as
     fast and more."""
+    device: DeviceName | None = None
+    """Where to compute: cpu, cuda or mps; by default a GPU if there is one."""
     start: Path | None = None
     """Folder of finished runs of an easier level or of shorter texts, as runs/lra/listops-easy:
     each model begins with the weights that the run of its name and seed ended with, and positions
@@ -115,6 +117,7 @@ class Settings:
             warmup=known.warmup / known.steps if self.warmup is None else self.warmup,
             epsilon=EPSILON,
             bf16=self.bf16,
+            device=self.device,
             seed=seed,
             evaluate_every=every,
             log_every=next(n for n in range(min(every, 10), 0, -1) if every % n == 0),

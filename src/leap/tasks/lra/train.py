@@ -8,6 +8,7 @@ The validation set chooses the checkpoint; the test set is looked at once, when 
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -152,19 +153,32 @@ def train_run(
 ) -> dict[str, Any]:
     """One run, or what it left behind if it is done."""
     settings = asdict(run)
-    for name in ("data", "output"):  # The data is told by its checksums.
+    for name in ("data", "output", "device"):  # The data is told by its checksums.
         settings.pop(name)
     settings["start"] = started_from(run)
-    folder = RunFolder(run.output, settings)
-    with processes().main_process_first():
+    folder = RunFolder(run.output, settings, run.extends)
+    group = processes(run.device)
+    with group.main_process_first():
         data = open_splits(run)
         set_seed(run.seed)
         model = build_model(run, data["train"])
         folder.create({"data": digest(data["train"])})
     finished = folder.metrics()
     if finished is not None:
-        return finished if processes().is_main_process else {}
+        return finished if group.is_main_process else {}
+    with folder.alone() if group.is_main_process else nullcontext():
+        return _fit(run, folder, data, model, progress, peak_bytes)
 
+
+def _fit(
+    run: RunConfig,
+    folder: RunFolder,
+    data: dict[str, TaskDataset],
+    model: LeapformerForSequenceClassification,
+    progress: Callable[[Status], None] | None,
+    peak_bytes: PeakBytes | None,
+) -> dict[str, Any]:
+    """Train the model, test it, and write it with the results."""
     collate = Collator(data["train"].info)
     valid = some(data["valid"], run.valid_examples)
     fitted = fit(
@@ -178,7 +192,7 @@ def train_run(
         measure=ACCURACY,
         lengths=data["train"].lengths if run.group_by_length else None,
     )
-    if not processes().is_main_process:
+    if not processes(run.device).is_main_process:
         return {}
     test = score(model, some(data["test"], run.test_examples), collate, run.at_once, bf16=run.bf16)
     memory = _step_bytes(model, data["train"], collate, run, peak_bytes)
@@ -207,7 +221,7 @@ def train_run(
         "parameters": model.num_parameters(),
         "peak_bytes": memory,
         "batch": run.batch,
-        "start": settings["start"],
+        "start": started_from(run),
         "device": model.device.type,
         "threads": torch.get_num_threads(),
         **asdict(fitted),

@@ -183,7 +183,8 @@ def prepare(config: PrepareConfig, progress: Progress | None = None) -> Prepared
     if folder.metrics() is None:
         corpus = read_corpus(config)
         folder.create({"text": _digest(corpus)})
-        _prepare(config, corpus, folder, progress)
+        with folder.alone():
+            _prepare(config, corpus, folder, progress)
     return load_prepared(config.output)
 
 

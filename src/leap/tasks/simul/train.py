@@ -1,5 +1,6 @@
 """Training: from a prepared corpus to a run folder with a model that reads and writes in turn."""
 
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +23,7 @@ DEFAULT_STEPS = 800
 class TrainConfig(Recipe, Paths, ModelConfig):
     """Train a translation model that can read and write in turn.
 
-    A run that was stopped goes on from where it was.
+    A run that was stopped goes on from where it was, and so does one that is to take more steps.
     """
 
     data: Path = Path("runs/simul-data")
@@ -76,12 +77,14 @@ def train(config: TrainConfig, progress: Progress | None = None) -> dict[str, An
         The results, as metrics.json has them.
     """
     settings = asdict(config)
-    settings.pop("output")
-    folder = RunFolder(config.output, settings)
+    for name in ("output", "device"):
+        settings.pop(name)
+    folder = RunFolder(config.output, settings, config.extends)
     finished = folder.metrics()
     if finished is not None:
         return finished
-    with processes().main_process_first():
+    group = processes(config.device)
+    with group.main_process_first():
         prepared = load_prepared(config.data)
         extractor = prepared.extractor
         set_seed(config.seed)
@@ -93,12 +96,19 @@ def train(config: TrainConfig, progress: Progress | None = None) -> dict[str, An
             take_encoder(model, prepared.vocabulary, config.encoder_from)
         folder.create({"sentences": read_json(config.data / "data.json")["text"]})
 
-    fitted = _fit(config, model, prepared, folder, progress)
-    if not processes().is_main_process:
-        return {}
+    with folder.alone() if group.is_main_process else nullcontext():
+        fitted = _fit(config, model, prepared, folder, progress)
+        if not group.is_main_process:
+            return {}
+        return _finish(config, model, prepared, folder, fitted)
 
+
+def _finish(
+    config: TrainConfig, model: Translator, prepared: Prepared, folder: RunFolder, fitted: Fitted
+) -> dict[str, Any]:
+    """Write the model and the results."""
     folder.write_folder(
-        "model", lambda path: save_model(model, prepared.vocabulary, extractor, path)
+        "model", lambda path: save_model(model, prepared.vocabulary, prepared.extractor, path)
     )
     plot_curves({config.attention: fitted.history}, folder.path / "curve.png", config.data.name)
     metrics = {
