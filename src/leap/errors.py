@@ -55,7 +55,7 @@ def lacking(error: Exception) -> str | None:
     return None if number is None else first
 
 
-def check_seed(seed: int) -> None:
+def check_seed(seed: int | None) -> None:
     """Refuse a random seed that NumPy's generators do not take; torch's take more."""
-    if not 0 <= seed < 2**32:
+    if seed is not None and not 0 <= seed < 2**32:
         raise ConfigError(f"seed={seed} must be from 0 to {2**32 - 1}")

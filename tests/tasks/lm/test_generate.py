@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -55,6 +56,60 @@ def test_continued_from_a_state_it_is_as_if_it_had_not_stopped(loaded, config, t
         )
         tokens += write_on(*loaded, part).tokens
     assert tokens == whole.tokens
+
+
+@pytest.mark.parametrize("cuts", [[8], [1, 12]], ids=str)
+def test_so_are_random_numbers(loaded, config, tmp_path, cuts):
+    config = replace(config, temperature=1.0)
+    whole = write_on(*loaded, config)
+    tokens = []
+    for start, end in zip([0, *cuts], [*cuts, 20], strict=True):
+        prompt = "" if tokens else config.prompt
+        part = replace(config, tokens=end - start, prompt=prompt, state=tmp_path / "tale")
+        torch.rand(3)  # What else is drawn in between changes nothing.
+        tokens += write_on(*loaded, part).tokens
+    assert tokens == whole.tokens
+
+
+def test_with_a_seed_a_state_goes_on_with_its_random_numbers(loaded, config, tmp_path):
+    config = replace(config, temperature=1.0)
+    write_on(*loaded, replace(config, state=tmp_path / "tale"))
+    texts = []
+    for i, seed in enumerate((1, 1, 2, None)):
+        state = tmp_path / str(i)
+        state.write_bytes((tmp_path / "tale").read_bytes())
+        texts.append(write_on(*loaded, replace(config, seed=seed, state=state)).tokens)
+    assert texts[0] == texts[1]
+    assert len(set(map(tuple, texts))) == 3
+
+
+def test_a_state_file_has_the_mode_of_others(loaded, config, tmp_path):
+    write_on(*loaded, replace(config, state=tmp_path / "tale"))
+    (tmp_path / "other").write_text("")
+    assert (tmp_path / "tale").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+@pytest.mark.parametrize(
+    "kept", ["3", '{"unread": 3}', '{"unread": ["x"]}', '{"unread": [999999]}', "{"], ids=str
+)
+def test_what_a_state_says_of_its_text_is_checked(loaded, config, tmp_path, kept):
+    path = tmp_path / "tale"
+    write_on(*loaded, replace(config, state=path))
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata() | {"leap.lm": kept}
+    save_file(load_file(path), path, metadata=metadata)
+    with pytest.raises(FileError, match="goes on"):
+        write_on(*loaded, replace(config, state=path))
+
+
+def test_random_numbers_that_are_none_are_named(loaded, config, tmp_path):
+    path = tmp_path / "tale"
+    write_on(*loaded, replace(config, state=path))
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    save_file(load_file(path) | {"random.cpu": torch.zeros(3)}, path, metadata=metadata)
+    with pytest.raises(FileError, match="tale does not say how its text goes on"):
+        write_on(*loaded, replace(config, state=path))
 
 
 def test_a_prompt_can_follow_a_state(loaded, config, tmp_path):

@@ -2,7 +2,7 @@
 
 What the model has read can be kept in a small file and taken up again, today or elsewhere, as if it
 had never stopped. Beside the states of the layers such a file names the last token, which has been
-written but not read yet, and the tokenizer.
+written but not read yet, and the tokenizer, and holds the state of the random numbers.
 """
 
 import json
@@ -13,18 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, set_seed
 from transformers.generation.streamers import BaseStreamer
 
 from leap.errors import ConfigError, FileError, check_seed
 from leap.models import LeapformerForCausalLM, StateCache
+from leap.tasks.files import first_line
 from leap.tasks.lm.model import load_model, max_length
 from leap.tasks.lm.tokenizer import TextTokenizer, check_prompt
 
 TAG = "leap.lm"
+RANDOM = "random.{device}"
+"""Name of the tensor that holds the random generator's state of a kind of device."""
 
 Write = Callable[[str], None]
 """Takes the text in pieces, as they are made."""
@@ -46,8 +49,8 @@ class GenerateConfig:
     """Choose among so many of the likeliest tokens only; by default among all."""
     top_p: float = 1.0
     """Choose among the likeliest tokens that together have this probability only."""
-    seed: int = 0
-    """Random seed of the choices."""
+    seed: int | None = None
+    """Random seed of the choices; by default 0, or where the state's random numbers left off."""
     past_end: bool = False
     """Go on with a new text where one ends."""
     state: Path | None = None
@@ -99,6 +102,7 @@ def write_on(
     write: Write | None = None,
 ) -> Written:
     """Write with a model that is at hand; `config.run` is not looked at."""
+    set_seed(config.seed or 0)
     cache, unread = _begin(model, tokenizer, config)
     prompt = tokenizer.encode(config.prompt).long()
     new = torch.cat([torch.tensor(unread, dtype=torch.long), prompt]).unsqueeze(0).to(model.device)
@@ -117,7 +121,6 @@ def write_on(
         pad_token_id=tokenizer.eos_id,
         return_dict_in_generate=True,
     )
-    set_seed(config.seed)
     streamer = _Streamer(tokenizer, config.prompt, write)
     own, model.generation_config = model.generation_config, settings  # Else it fills in the end.
     try:
@@ -132,7 +135,7 @@ def write_on(
     cache = outputs.past_key_values if isinstance(outputs.past_key_values, StateCache) else None
     if config.state is not None:
         assert cache is not None
-        _save(config.state, cache, tokenizer, streamer.tokens[-1:])
+        _save(config.state, cache, tokenizer, streamer.tokens[-1:], model.device)
     return Written(
         text="".join(streamer.pieces),
         tokens=streamer.tokens,
@@ -198,25 +201,56 @@ def _begin(
             raise FileError(f"no folder {config.state.parent} to keep the state in; make it first")
         return None, [tokenizer.eos_id]
     cache = model.load_state(config.state)
-    with safe_open(config.state, framework="pt") as file:
-        kept = json.loads((file.metadata() or {}).get(TAG, "{}"))
+    random = RANDOM.format(device=model.device.type)
+    try:
+        with safe_open(config.state, framework="pt") as file:
+            kept = json.loads((file.metadata() or {}).get(TAG, "{}"))
+            if config.seed is None and random in file.keys():  # noqa: SIM118
+                _generator(model.device).set_state(file.get_tensor(random))
+        unread = [int(token) for token in kept.get("unread", [])]
+    except (ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise FileError(
+            f"{config.state} does not say how its text goes on ({first_line(error)})"
+        ) from error
+    if not all(0 <= token < tokenizer.vocab_size for token in unread):
+        raise FileError(f"{config.state} goes on from a token that there is not; give another")
     if kept.get("tokenizer", tokenizer.fingerprint) != tokenizer.fingerprint:
         raise FileError(f"{config.state} was written with another tokenizer; give its own model")
-    unread = kept.get("unread", [])
     if not unread and not config.prompt:
         raise FileError(f"{config.state} does not say how its text goes on; give a prompt")
     return cache, unread
 
 
-def _save(path: Path, cache: StateCache, tokenizer: TextTokenizer, unread: list[int]) -> None:
+def _save(
+    path: Path,
+    cache: StateCache,
+    tokenizer: TextTokenizer,
+    unread: list[int],
+    device: torch.device,
+) -> None:
     unfinished = path.with_name(f".{path.name}.part")
-    cache.save(unfinished)
-    with safe_open(unfinished, framework="pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        metadata = file.metadata() or {}
-    kept = {"tokenizer": tokenizer.fingerprint, "unread": unread}
-    save_file(tensors, unfinished, metadata=metadata | {TAG: json.dumps(kept)})
-    unfinished.replace(path)
+    try:
+        cache.save(unfinished)
+        with safe_open(unfinished, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            metadata = file.metadata() or {}
+        tensors[RANDOM.format(device=device.type)] = _generator(device).get_state()
+        kept = {"tokenizer": tokenizer.fingerprint, "unread": unread}
+        unfinished.unlink()  # Its mode is 0600.
+        unfinished.write_bytes(save(tensors, metadata=metadata | {TAG: json.dumps(kept)}))
+        unfinished.replace(path)
+    except (OSError, SafetensorError) as error:
+        unfinished.unlink(missing_ok=True)
+        raise FileError(f"cannot write {path} ({first_line(error)})") from error
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    """The random generator that a model's tokens are drawn by."""
+    if device.type == "cuda":
+        return torch.cuda.default_generators[device.index or 0]
+    return (
+        torch.mps._get_default_mps_generator() if device.type == "mps" else torch.default_generator
+    )
 
 
 def _check_length(model: PreTrainedModel, n_before: int, n_new: int) -> None:
