@@ -1,5 +1,6 @@
 """What can go wrong that the caller can put right: one sentence, saying what would work."""
 
+import re
 from errno import EDQUOT, EFBIG, ENOSPC
 
 NO_MEMORY = (
@@ -11,8 +12,8 @@ NO_MEMORY = (
     "Storage size calculation overflowed",
 )
 """What torch's errors say when there is no memory for a tensor."""
-NO_ROOM = ("No space left on device", "PytorchStreamWriter failed writing", "file write failed")
-"""What errors of torch, safetensors and tokenizers say when a disk is full."""
+NO_ROOM = ("PytorchStreamWriter failed writing", "file write failed")
+"""What torch's errors say when a disk is full."""
 
 
 class LeapError(Exception):
@@ -47,6 +48,8 @@ def lacking(error: Exception) -> str | None:
             "smaller model"
         )
     number = error.errno if isinstance(error, OSError) else None
+    if in_rust := re.search(r"\(os error (\d+)\)", said):  # Of safetensors and tokenizers.
+        number = int(in_rust[1])
     if number in (ENOSPC, EDQUOT, EFBIG) or any(sign in said for sign in NO_ROOM):
         return (
             f"there is no room to write ({first}); make some, and give the same command again: "

@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -87,6 +89,49 @@ def test_train_tells_that_a_run_was_finished_before(capsys, run_folder, play):
     assert f"{run_folder} was finished before; nothing was trained" in out and "wrote" not in out
 
 
+def test_train_goes_on_to_more_steps_and_says_so(capsys, play, tmp_path):
+    arguments = ["--data", play, "--output", tmp_path / "run", *SMALL]
+    run(capsys, "train", *arguments)
+    code, out, err = run(capsys, "train", *arguments, "--steps", 6)
+    assert code == 0
+    assert "best at step 6 of 6" in out and "wrote" in out
+    assert err.startswith("leap: going on from step 4 to 6: from here on the learning rate")
+    assert (tmp_path / "run" / "metrics-4.json").exists()
+    code, out, _ = run(capsys, "train", *arguments)
+    assert code == 1  # Fewer than there are.
+
+
+def test_a_run_that_diverges_is_an_error_in_a_line(capsys, play, tmp_path):
+    arguments = ["--data", play, "--output", tmp_path / "run", *SMALL]
+    code, _, err = run(capsys, "train", *arguments, "--learning-rate", 1e30)
+    assert code == 1
+    assert "loss is " in err.splitlines()[-1] and err.splitlines()[-1].startswith("leap: the ")
+
+
+def test_a_batch_beyond_all_memory_is_an_error_in_a_line(capsys, play, tmp_path):
+    arguments = ["--data", play, "--output", tmp_path / "run", *SMALL]
+    code, _, err = run(capsys, "train", *arguments, "--batch", 100_000_000)
+    assert code == 1
+    assert err.startswith("leap: --batch=100000000 in parts of 100000000 takes ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such limits")
+@pytest.mark.parametrize("limit", [1000, 40_000, 100_000])
+def test_a_full_disk_is_an_error_in_a_line_and_the_run_goes_on_later(capsys, play, tmp_path, limit):
+    """Files may have so many bytes at most, which torch and safetensors find out as we do."""
+    arguments = ["--data", play, "--output", tmp_path / "run", *SMALL]
+    code = "import resource, sys\nfrom leap.cli import main\n"
+    code += f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\nmain(sys.argv[1:])"
+    command = [sys.executable, "-c", code, "lm", "train", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("leap: ")
+    assert "Traceback" not in done.stderr
+    code, out, _ = run(capsys, "train", *arguments)
+    assert code == 0 and "best at step 4 of 4" in out
+
+
 def test_eval_prints_the_numbers(capsys, run_folder, play, tmp_path):
     output = tmp_path / "score.json"
     arguments = ["--run", run_folder, "--data", play, "--stateful", "--output", output]
@@ -155,6 +200,7 @@ def test_presets_are_listed(capsys, monkeypatch):
         (["train", "--data", "missing.txt"], "no text file at missing.txt"),
         (["train", "--steps", "3", "--epochs", "1"], "--steps=3 and --epochs=1.0: give"),
         (["train", "--batch", "6", "--accumulate", "4"], "--batch=6 does not divide"),
+        (["train", "--device", "cuda"], "--device=cuda is not there; this machine"),
         (["train", "--learning-rate", "0"], "--learning-rate=0.0 must be more than 0"),
         (["train", "--seed", "-1"], "--seed=-1 must be from 0 to 4294967295"),
         (["train", "--seed", "4294967296"], "--seed=4294967296 must be from 0"),

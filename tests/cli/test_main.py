@@ -3,8 +3,12 @@ import re
 import subprocess
 import sys
 from dataclasses import fields
+from errno import EACCES, EDQUOT, ENOSPC
+from pathlib import Path
 
 import pytest
+import torch
+from safetensors import SafetensorError
 
 import leap
 from leap import cli
@@ -59,6 +63,60 @@ def test_an_error_of_ours_is_one_line(capsys, monkeypatch):
 
     monkeypatch.setattr(cli, "_run", fail)
     assert run(capsys) == (1, "", "leap: no text file at play.txt\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(ENOSPC, "No space left on device", "a.json"), "there is no room to write"),
+        (OSError(EDQUOT, "Disk quota exceeded"), "there is no room to write"),
+        (
+            RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed"),
+            "there is no room to write",
+        ),
+        (
+            SafetensorError(
+                "Error while serializing: I/O error: No space left on device (os error 28)"
+            ),
+            "there is no room to write",
+        ),
+        (PermissionError(EACCES, "Permission denied", "a.json"), "[Errno 13] Permission denied"),
+        (MemoryError(), "there is not enough memory (MemoryError); give a smaller batch"),
+        (torch.OutOfMemoryError("CUDA out of memory.\nTried"), "there is not enough memory (CUDA"),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you"),
+            "there is not enough memory",
+        ),
+    ],
+    ids=str,
+)
+def test_what_the_machine_lacks_is_one_line(capsys, monkeypatch, error, message):
+    def fail(arguments):
+        raise error
+
+    monkeypatch.setattr(cli, "_run", fail)
+    code, out, err = run(capsys)
+    assert (code, out) == (1, "")
+    assert err.startswith(f"leap: {message}") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), OSError("odd"), KeyError("x")], ids=repr)
+def test_what_is_our_own_mistake_is_not_hidden(monkeypatch, error):
+    def fail(arguments):
+        raise error
+
+    monkeypatch.setattr(cli, "_run", fail)
+    with pytest.raises(type(error)):
+        main([])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_output_to_a_full_disk_is_one_line():
+    command = [sys.executable, "-m", "leap.cli", "lm", "presets"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("leap: there is no room") and done.stderr.count("\n") == 1
 
 
 def test_stopping_it_is_one_line(capsys, monkeypatch):

@@ -105,6 +105,28 @@ def test_a_stopped_run_goes_on_to_the_same_curve(tmp_path, step):
     assert losses(resumed) == losses(whole)
 
 
+@pytest.mark.parametrize("step", [4, 8])
+@pytest.mark.parametrize("where", ["begin", "seal", "rotate"])
+def test_so_does_one_that_was_killed_while_it_wrote_a_checkpoint(
+    tmp_path, monkeypatch, where, step
+):
+    _, whole = run(tmp_path / "whole", dropout=0.2)
+    usual = getattr(Checkpoints, where)
+
+    def stop(checkpoints, *args, **kwargs):
+        if checkpoints.steps()[-1:] == [step] or args[0] == step:
+            raise Stop
+        usual(checkpoints, *args, **kwargs)
+
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(Checkpoints, where, stop)
+        run(tmp_path / "stopped", dropout=0.2)
+    told = []
+    _, resumed = run(tmp_path / "stopped", progress=told.append, dropout=0.2)
+    assert losses(resumed) == losses(whole)
+    assert not any(status.note for status in told)
+
+
 def test_a_run_that_is_done_is_not_trained_again(tmp_path):
     model, first = run(tmp_path)
     steps = []

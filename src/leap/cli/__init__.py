@@ -18,7 +18,7 @@ from typing import Annotated, Any, NoReturn, get_type_hints
 
 import leap
 from leap.cli.verbs import TASKS, VERBS, Verb
-from leap.errors import LeapError
+from leap.errors import LeapError, lacking
 from leap.extras import extras_with, install_command
 
 ABOUT = "Transformers with attention in linear time."
@@ -36,12 +36,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:  # Whoever was reading has seen enough, as head does.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         raise SystemExit(1) from None
     except LeapError as error:
         _fail(str(error), code=1)
     except KeyboardInterrupt:
         _fail("stopped", code=130)
+    except Exception as error:
+        line = lacking(error)
+        if line is None:
+            raise
+        _fail(line, code=1)
 
 
 def _run(arguments: Sequence[str]) -> None:
@@ -167,6 +172,14 @@ def as_typed(message: str, flags: Collection[str]) -> str:
     return message
 
 
+def _drop_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _fail(message: str, *, code: int) -> NoReturn:
+    try:
+        sys.stdout.flush()
+    except OSError:  # Else it would be tried again on leaving.
+        _drop_output()
     print(f"leap: {message}", file=sys.stderr)
     raise SystemExit(code)

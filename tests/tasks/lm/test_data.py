@@ -121,6 +121,28 @@ def test_wikitext_2_has_the_published_number_of_words(data, monkeypatch):
     assert counts == [2_088_628, 217_646, 245_569]
 
 
+def test_a_hub_that_cannot_be_reached_is_not_tried_over_and_over(monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    hub = pytest.importorskip("huggingface_hub")
+    asked, tried = [], []
+
+    def load_dataset(name, configuration):
+        tried.append((hub.constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE))
+        raise ConnectionError("Couldn't reach it")
+
+    class Session:
+        def head(self, url, timeout):
+            asked.append(timeout)
+            raise OSError("Name or service not known")
+
+    monkeypatch.setattr(hub, "get_session", Session)
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(FileError, match=r"no text at nobody/nothing: .*Couldn't reach it"):
+        read_corpus("nobody/nothing")
+    assert (asked, tried) == ([5.0], [(True, True)])  # Else it would ask six times.
+    assert not hub.constants.HF_HUB_OFFLINE and not datasets.config.HF_HUB_OFFLINE
+
+
 def test_wikitext_2_comes_from_the_datasets_library_where_there_is_no_folder(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setenv("LEAP_DATA", str(tmp_path))

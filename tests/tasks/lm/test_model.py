@@ -1,7 +1,10 @@
+import json
+import random
 import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -12,11 +15,13 @@ from transformers import (
     MambaForCausalLM,
 )
 
-from leap.errors import ConfigError, FileError
+from leap.errors import ConfigError, FileError, LeapError
 from leap.models import LeapForCausalLM, LeapformerForCausalLM
 from leap.models.presets import PRESETS
+from leap.tasks.lm.generate import GenerateConfig, write_on
 from leap.tasks.lm.model import ModelConfig, build_model, load_model, max_length, preset_sizes
 from leap.tasks.lm.tokenizer import TextTokenizer, byte_tokenizer, train_tokenizer
+from leap.tasks.lm.train import run_folder
 
 
 def build(length=16, **settings):
@@ -214,23 +219,74 @@ def test_a_missing_folder_is_named(tmp_path):
 def test_a_truncated_model_is_named(copied):
     path = copied / "model" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1000])
-    with pytest.raises(
-        FileError, match=r"copy/model holds no whole model of ours \(.*\); train"
-    ) as e:
+    with pytest.raises(FileError, match=r"no model can be read from .*copy/model \(.*\); put") as e:
         load_model(copied)
     assert "\n" not in str(e.value)
 
 
 def test_a_model_of_another_kind_is_named(copied):
     (copied / "model" / "config.json").write_text('{"model_type": "bart-like"}')
-    with pytest.raises(FileError, match="holds no whole model of ours"):
+    with pytest.raises(FileError, match="no model can be read from"):
         load_model(copied)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_named(copied, bad):
+    path = copied / "model" / "model.safetensors"
+    weights = load_file(path)
+    weights["model.norm.weight"][3] = bad
+    save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(FileError, match=r"copy/model hold NaN .* \(model\.norm\.weight\)"):
+        load_model(copied)
+
+
+OTHER_VALUES = (
+    *(None, True, -1, 0, 7, 1000, 0.5, float("nan")),
+    *("x", "", [], [1], {}, {"a": 1}),
+)
+
+
+def test_a_config_with_any_value_changed_works_or_is_an_error_in_a_line(copied):
+    """Every field of the model's config, with values of every type."""
+    path = copied / "model" / "config.json"
+    config = json.loads(path.read_text())
+    chance = random.Random(0)
+    for name in config:
+        for value in chance.sample(OTHER_VALUES, 4):
+            path.write_text(json.dumps(config | {name: value}))
+            try:
+                model, tokenizer = load_model(copied)
+                write_on(model, tokenizer, GenerateConfig(run=copied, tokens=2, temperature=1.0))
+            except LeapError as error:
+                assert "\n" not in str(error)
+
+
+def test_so_does_one_of_a_run(copied, small):
+    path = copied / "config.json"
+    settings = json.loads(path.read_text())
+    chance = random.Random(0)
+    config = small(output=copied, position_embedding="none", attention="leap,leapformer")
+    refused = 0
+    for name in settings:
+        for value in chance.sample(OTHER_VALUES, 4):
+            path.write_text(json.dumps(settings | {name: value}))
+            try:
+                run_folder(config)
+            except FileError as error:
+                assert "\n" not in str(error)
+                refused += 1
+            load_model(copied)  # Which knows all it needs by itself.
+    assert refused > 3 * len(settings)
+    for content in ("", "[]", "3", "[" * 100_000, '{"a": NaN', "\udcff"):
+        path.write_bytes(content.encode(errors="surrogateescape"))
+        with pytest.raises(FileError, match=r"config\.json"):
+            run_folder(config)
 
 
 def test_a_model_of_other_sizes_is_named(copied):
     path = copied / "model" / "config.json"
     path.write_text(path.read_text().replace('"hidden_size": 16', '"hidden_size": 32'))
-    with pytest.raises(FileError, match="holds no whole model of ours"):
+    with pytest.raises(FileError, match="no model can be read from"):
         load_model(copied)
 
 

@@ -2,15 +2,19 @@
 
 import io
 import json
+import random
 import shutil
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
 from leap.cli import main
+from leap.errors import FileError
 from leap.models import LeapformerConfig, LeapformerForCausalLM
 from leap.tasks.simul.audio import write_sound
 from leap.tasks.simul.prepare import PrepareConfig, prepare
+from leap.tasks.simul.stream import load_trained
 from leap.tasks.simul.vocabulary import train_vocabulary
 from leap.training import quiet
 
@@ -175,3 +179,35 @@ def test_weights_of_another_model(text_run, fails, tmp_path):
     (folder / "config.json").write_text(json.dumps(config | {"n_layer": config["n_layer"] + 1}))
     shown = fails("stream", "--run", tmp_path / "run")
     assert "of another model than its config.json" in shown and "is missing" in shown
+
+
+OTHER_VALUES = (
+    *(None, True, -1, 0, 7, 0.5, float("nan")),
+    *("x", "", [], [1], {}, {"a": 1}),
+)
+
+
+@pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json", "../config.json"])
+def test_settings_with_any_value_changed_work_or_are_an_error_in_a_line(tmp_path, speech_run, name):
+    """Of a model, of its features and of its run: every field, with values of every type."""
+    shutil.copytree(speech_run, tmp_path / "model")
+    path = tmp_path / "model" / name
+    (tmp_path / "config.json").write_text(json.dumps({"ratio": 1, "chunk_sizes": [1]}))
+    settings = json.loads(path.read_text())
+    chance = random.Random(0)
+    for field in settings:
+        for value in chance.sample(OTHER_VALUES, 3):
+            path.write_text(json.dumps(settings | {field: value}))
+            try:
+                load_trained(tmp_path)
+            except FileError as error:
+                assert "\n" not in str(error)
+
+
+def test_weights_that_are_no_numbers_are_named(tmp_path, text_run):
+    path = shutil.copytree(text_run, tmp_path / "model") / "model.safetensors"
+    weights = load_file(path)
+    weights["model.decoder.norm.weight"][0] = float("nan")
+    save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(FileError, match=r"hold NaN or infinite numbers \(model\.decoder\.norm"):
+        load_trained(tmp_path)

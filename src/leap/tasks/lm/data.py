@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from leap.errors import ConfigError, FileError
 from leap.extras import install_command
-from leap.tasks.files import data_folder, first_line, read_text
+from leap.tasks.files import data_folder, first_line, offline_unless_reached, read_text
 
 HELD_OUT = 0.05
 """Share of the text in each of the two held-out parts, where the source has no parts itself."""
@@ -165,7 +165,8 @@ def _saved_dataset(folder: Path) -> Corpus:
 def _hub_dataset(source: str, name: str, configuration: str | None) -> Corpus:
     datasets = _datasets(source)
     try:
-        found = datasets.load_dataset(name, configuration)
+        with offline_unless_reached(datasets):
+            found = datasets.load_dataset(name, configuration)
     except Exception as error:
         raise FileError(
             f"no text at {source}: no file or folder has this name, and the datasets library has "

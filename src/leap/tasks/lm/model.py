@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -15,7 +14,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from leap.errors import ConfigError, FileError, LeapError
+from leap.errors import ConfigError, FileError
 from leap.models import (
     LeapConfig,
     LeapForCausalLM,
@@ -25,11 +24,11 @@ from leap.models import (
     usable_as,
 )
 from leap.models.config import PositionEmbedding, default_window
-from leap.tasks.files import check_one_run, check_weights
+from leap.tasks.files import check_logits, check_one_run, check_weights, reading_model
 from leap.tasks.lm.tokenizer import TextTokenizer, load_tokenizer
 from leap.tasks.mechanism import AttentionOptions
 from leap.training import quiet
-from leap.training.folder import read_json
+from leap.training.checkpoints import Checkpoints
 
 BASELINE = "gpt2"
 SIZES = {"hidden_size": 128, "n_layer": 6, "n_heads": 4}
@@ -204,26 +203,17 @@ def load_model(path: Path) -> tuple[PreTrainedModel, TextTokenizer]:
             its own.
     """
     folder = _model_folder(path)
-    try:
-        config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    with reading_model(folder), quiet():
+        config = AutoConfig.from_pretrained(str(folder), **options)
         _check_kind(config, folder)
-        with quiet():
-            found: Any = AutoModelForCausalLM.from_pretrained(
-                str(folder),
-                config=config,
-                local_files_only=True,
-                use_safetensors=True,
-                output_loading_info=True,
-            )
-    except LeapError:
-        raise
-    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise FileError(
-            f"{folder} holds no whole model of ours ({first}); train one with leap lm train"
-        ) from error
-    model, loaded = found
-    check_weights(loaded, folder)
+        found: Any = AutoModelForCausalLM.from_pretrained(
+            str(folder), config=config, use_safetensors=True, output_loading_info=True, **options
+        )
+        model, loaded = found
+        check_weights(model, loaded, folder)
+        with torch.no_grad():
+            check_logits(model.eval()(input_ids=torch.zeros(1, 1, dtype=torch.long)).logits)
     with_tokenizer = next(
         (f for f in (folder, path / "tokenizer") if (f / "tokenizer_config.json").exists()), folder
     )
@@ -234,7 +224,7 @@ def load_model(path: Path) -> tuple[PreTrainedModel, TextTokenizer]:
             f"the tokenizer in {with_tokenizer} is not the one this model was trained with "
             f"({tokenizer.vocab_size} tokens against {config.vocab_size}); put its own back"
         )
-    return model.eval(), tokenizer
+    return model, tokenizer
 
 
 def max_length(model: PreTrainedModel) -> int | None:
@@ -260,11 +250,12 @@ def _model_folder(path: Path) -> Path:
     if (path / "model" / "config.json").exists():
         return path / "model"
     if (path / "checkpoints").is_dir() or (path / "data.json").exists():
-        states = path.glob("checkpoints/checkpoint-*/trainer_state.json")
-        newest = max(map(read_json, states), key=lambda state: state["global_step"], default=None)
-        if newest is None:
+        checkpoints = Checkpoints(path / "checkpoints")
+        whole = checkpoints.whole()
+        if not whole:
             raise FileError(f"the run in {path} has no checkpoint yet; wait for its first one")
-        return path / "checkpoints" / f"checkpoint-{newest['best_global_step']}"
+        best = checkpoints.state(whole[-1])["best_global_step"]
+        return checkpoints.at(best if best in whole else whole[-1])
     if not (path / "config.json").exists():
         raise FileError(f"{path} holds no model; train one with leap lm train")
     return path

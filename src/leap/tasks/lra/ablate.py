@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from leap.errors import ConfigError
 from leap.layers import LeapformerAttention, LearnedProportion
 from leap.models import LeapformerConfig, LeapformerForSequenceClassification
+from leap.tasks.files import reading_model
 from leap.tasks.lra.budget import Say
 from leap.tasks.lra.data import TASKS, Collator, load_task
 from leap.tasks.lra.model import encoder_config
@@ -184,7 +185,8 @@ def _row(config: AblateConfig, variant: Variant, runs: Sequence[dict[str, Any]])
 @torch.no_grad()
 def proportion_spread(config: AblateConfig, folder: Path) -> float:
     """How far apart a trained model puts the tokens of a text, the mean over layers, q and k."""
-    model = LeapformerForSequenceClassification.from_pretrained(folder).eval()
+    with reading_model(folder):
+        model = LeapformerForSequenceClassification.from_pretrained(folder).eval()
     data = load_task(config.task, config.data, "valid")
     batch = make_batch(data, Collator(data.info), min(LOOKED_AT, len(data)))
     batch.pop("labels")

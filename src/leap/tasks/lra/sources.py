@@ -9,7 +9,7 @@ from typing import IO, Any
 
 from leap.errors import FileError
 from leap.extras import install_command
-from leap.tasks.files import data_folder, first_line
+from leap.tasks.files import data_folder, first_line, offline_unless_reached
 
 OPEN: dict[str, Callable[[Path], Any]] = {".xz": lzma.open, ".gz": gzip.open}
 RELEASE = "lra_release"
@@ -96,7 +96,8 @@ def from_library(name: str, instead: str) -> Any:
         ) from error
     datasets.disable_progress_bars()
     try:
-        return datasets.load_dataset(name)
+        with offline_unless_reached(datasets):
+            return datasets.load_dataset(name)
     except Exception as error:
         raise FileError(
             f"the datasets library has no {name} for us ({first_line(error)}); {instead}"

@@ -4,10 +4,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from safetensors import SafetensorError
+import torch
 from transformers import AutoConfig
 
-from leap.errors import ConfigError, FileError, LeapError
+from leap.errors import ConfigError, FileError
 from leap.models import (
     LeapformerForSeq2SeqLM,
     LeapformerForSpeechSeq2Seq,
@@ -15,7 +15,7 @@ from leap.models import (
     LeapformerSpeechConfig,
 )
 from leap.models.fbank import LeapformerFeatureExtractor
-from leap.tasks.files import check_one_run, check_weights, first_line
+from leap.tasks.files import check_logits, check_one_run, check_weights, reading_model
 from leap.tasks.mechanism import AttentionOptions
 from leap.tasks.simul.vocabulary import BOS, EOS, PAD, Vocabulary, load_vocabulary
 from leap.training import quiet
@@ -188,30 +188,40 @@ def load_run(path: Path) -> tuple[Translator, Vocabulary]:
         raise FileError(
             f"no finished run at {path}; make one with leap simul train --output {path}"
         )
-    try:
-        with quiet():
-            config = AutoConfig.from_pretrained(str(folder))
-            kind = {
-                LeapformerSeq2SeqConfig.model_type: LeapformerForSeq2SeqLM,
-                LeapformerSpeechConfig.model_type: LeapformerForSpeechSeq2Seq,
-            }.get(config.model_type)
-            if kind is None:
-                raise FileError(
-                    f"{path} holds no translation model, but a {config.model_type} of another "
-                    f"task; {WANTED}"
-                )
-            found: Any = kind.from_pretrained(
-                str(folder), use_safetensors=True, output_loading_info=True
+    with reading_model(folder), quiet():
+        config = AutoConfig.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
+        kind = {
+            LeapformerSeq2SeqConfig.model_type: LeapformerForSeq2SeqLM,
+            LeapformerSpeechConfig.model_type: LeapformerForSpeechSeq2Seq,
+        }.get(config.model_type)
+        if kind is None:
+            raise FileError(
+                f"{path} holds no translation model, but a {config.model_type} of another "
+                f"task; {WANTED}"
             )
-    except LeapError:
-        raise
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise FileError(f"no model can be read from {folder} ({first_line(error)})") from error
-    model, loaded = found
-    check_weights(loaded, folder)
+        found: Any = kind.from_pretrained(
+            str(folder), use_safetensors=True, output_loading_info=True
+        )
+        model, loaded = found
+        check_weights(model, loaded, folder)
+        _try(model.eval())
     vocabulary = load_vocabulary(folder)
     vocabulary.check_fits(model.config.vocab_size, str(folder))
-    return model.eval(), vocabulary
+    return model, vocabulary
+
+
+@torch.no_grad()
+def _try(model: Translator) -> None:
+    """Let a model read and write a little: what its config has wrong may show only then."""
+    written = torch.tensor([[BOS]])
+    if isinstance(model, LeapformerForSpeechSeq2Seq):
+        frames = torch.zeros(1, 2 ** (model.config.n_subsampling + 1), model.config.n_bins)
+        outputs = model(input_features=frames, decoder_input_ids=written)
+    else:
+        outputs = model(input_ids=torch.tensor([[EOS]]), decoder_input_ids=written)
+    check_logits(outputs.logits)
 
 
 def save_model(

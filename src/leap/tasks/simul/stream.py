@@ -28,6 +28,7 @@ from leap.layers.attention import DotProductAttention
 from leap.models.fbank import LeapformerFeatureExtractor
 from leap.models.states import States
 from leap.ops.state import State, load_states, save_states, state
+from leap.tasks.files import reading_model
 from leap.tasks.simul.model import Translator, load_run
 from leap.tasks.simul.paths import Paths, Resolved
 from leap.tasks.simul.pauses import Pauses
@@ -620,12 +621,15 @@ def load_trained(run: Path) -> Trained:
     folder = run / "model" if (run / "model").is_dir() else run
     extractor = None
     if model.main_input_name == "input_features":
-        extractor = LeapformerFeatureExtractor.from_pretrained(str(folder))
+        with reading_model(folder):
+            extractor = LeapformerFeatureExtractor.from_pretrained(str(folder))
     settings = folder.parent / "config.json"
     has_settings = folder.name == "model" and settings.is_file()
     found = read_json(settings) if has_settings else {}
-    paths = Paths(ratio=found.get("ratio"), chunk_sizes=found.get("chunk_sizes"))
-    return Trained(model, vocabulary, extractor, paths.resolved(is_speech=extractor is not None))
+    with reading_model(folder.parent):
+        paths = Paths(ratio=found.get("ratio"), chunk_sizes=found.get("chunk_sizes"))
+        resolved = paths.resolved(is_speech=extractor is not None)
+    return Trained(model, vocabulary, extractor, resolved)
 
 
 def _common(drafts: Sequence[Sequence[int]]) -> list[int]:
