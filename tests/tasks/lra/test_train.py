@@ -122,6 +122,16 @@ def test_a_run_that_is_done_is_not_trained_again(trained, tiny):
     assert metrics == read(trained / "text" / "softmax" / "seed-1" / "metrics.json")
 
 
+def test_a_run_goes_on_to_more_steps(tiny, tmp_path):
+    train(tiny(output=tmp_path))
+    told = []
+    (longer,) = train(
+        tiny(output=tmp_path, steps=9, device="cpu"), lambda _, status: told.append(status)
+    )
+    assert [status.step for status in told if status.note is None][:1] == [7]
+    assert longer["steps"] == 9
+
+
 def test_a_folder_with_other_settings_is_not_written_to(trained, tiny):
     with pytest.raises(FileError, match="holds a run with batch=8, not 4"):
         train(tiny(batch=4, output=trained))

@@ -125,6 +125,15 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_end(numbers, trained, tmp_pa
     assert metrics["best_loss"] == whole["best_loss"]
 
 
+def test_a_run_goes_on_to_more_steps(numbers, tmp_path):
+    config = TrainConfig(data=numbers, output=tmp_path, schedule="constant", **SMALL)
+    train(config)
+    told = []
+    longer = train(replace(config, steps=9, device="cpu"), told.append)
+    assert [status.step for status in told if status.note is None][:1] == [7]
+    assert longer["steps"] == 9 and longer == json.loads((tmp_path / "metrics.json").read_text())
+
+
 def test_epochs_are_passes_over_the_batches(numbers, tmp_path):
     settings = SMALL | {"steps": None, "epochs": 1.0, "evaluate_every": 100}
     metrics = train(TrainConfig(**settings, data=numbers, output=tmp_path / "run"))
