@@ -81,6 +81,13 @@ def test_a_saved_state_goes_on_where_it_was(tmp_path):
     )
 
 
+def test_a_file_has_the_mode_of_any_other(tmp_path):
+    (tmp_path / "other").touch()
+    make_state().save(tmp_path / "state.safetensors")
+    assert (tmp_path / "state.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_several_states_share_a_file(tmp_path):
     states = {"first": make_state(3), "second": make_state(5)}
     save_states(tmp_path / "states.safetensors", states)

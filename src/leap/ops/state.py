@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from leap.errors import FileError, InputError
@@ -239,7 +239,15 @@ def save_states(path: str | Path, states: Mapping[str, State]) -> None:
         tensors |= {
             f"{name}.{inner}": x.detach().cpu().contiguous() for inner, x in value.tensors().items()
         }
-    save_file(tensors, path, metadata={TAG: json.dumps(kinds)})
+    path = Path(path)
+    unfinished = path.with_name(f".{path.name}.part")
+    try:
+        # `save_file` would let nobody but the user read it, whatever umask says.
+        unfinished.write_bytes(save(tensors, metadata={TAG: json.dumps(kinds)}))
+        unfinished.replace(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 def load_states(path: str | Path, device: torch.device | str = "cpu") -> dict[str, State]:

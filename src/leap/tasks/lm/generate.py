@@ -236,7 +236,6 @@ def _save(
             metadata = file.metadata() or {}
         tensors[RANDOM.format(device=device.type)] = _generator(device).get_state()
         kept = {"tokenizer": tokenizer.fingerprint, "unread": unread}
-        unfinished.unlink()  # Its mode is 0600.
         unfinished.write_bytes(save(tensors, metadata=metadata | {TAG: json.dumps(kept)}))
         unfinished.replace(path)
     except (OSError, SafetensorError) as error:
