@@ -55,6 +55,24 @@ def test_accuracy_is_that_of_a_model_whose_memory_is_known(distance, expected):
     assert found == pytest.approx(expected, abs=0.08 * (expected < 1))
 
 
+def test_questions_are_asked_where_the_model_is():
+    class Elsewhere(torch.nn.Module):
+        """Has its weights on a device without numbers, as any machine has it."""
+
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1, device="meta"))
+            self.devices = set()
+
+        def forward(self, input_ids, past_key_values=None, **_):
+            self.devices.add(input_ids.device.type)
+            return SimpleNamespace(past_key_values=(), logits=torch.zeros(len(input_ids), 1, 257))
+
+    model = Elsewhere()
+    accuracy_at(model, FILLER, 4, distance=3, questions=2)
+    assert model.devices == {"meta"}
+
+
 @pytest.fixture
 def config(play, tmp_path):
     return RecallConfig(

@@ -245,26 +245,27 @@ def accuracy_at(
     A filler that is shorter than that is read over and over.
     """
     model.eval()  # Any causal language model of Hugging Face's kind.
+    device = next((x.device for x in model.parameters()), torch.device("cpu"))
     draw = torch.Generator().manual_seed(seed)
     right = 0
     for first in range(0, questions, 16):
         n = min(16, questions - first)
         answer = torch.randint(words, (n,), generator=draw) + MARK + 1
         start = torch.randint(len(filler), (n,), generator=draw)
-        mark = torch.full((n, 1), MARK)
+        mark = torch.full((n, 1), MARK, device=device)
         past = model(
-            input_ids=torch.cat([mark, answer[:, None]], dim=1), use_cache=True
+            input_ids=torch.cat([mark, answer[:, None].to(device)], dim=1), use_cache=True
         ).past_key_values
         for done in range(0, distance, CHUNK):
             at = start[:, None] + torch.arange(done, min(done + CHUNK, distance))
             past = model(
-                input_ids=filler[at % len(filler)].long(),
+                input_ids=filler[at % len(filler)].long().to(device),
                 past_key_values=past,
                 use_cache=True,
                 logits_to_keep=1,
             ).past_key_values
         logits = model(input_ids=mark, past_key_values=past, use_cache=True).logits[:, -1]
-        right += int((logits.argmax(-1) == answer).sum())
+        right += int((logits.argmax(-1).cpu() == answer).sum())
     return right / questions
 
 
