@@ -1,4 +1,5 @@
 import json
+import shutil
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ from leap.cli import main
 from leap.cli.verbs import VERBS as ALL_VERBS
 from leap.models import LeapformerConfig, LeapformerForSequenceClassification
 from leap.tasks.lm.model import PresetSize
+from leap.tasks.lm.train import RESULTS
 
 VERBS = ALL_VERBS["lm"]
 
@@ -87,6 +89,15 @@ def test_train_tells_that_a_run_was_finished_before(capsys, run_folder, play):
     assert code == 0
     assert "best at step 4 of 4" in out
     assert f"{run_folder} was finished before; nothing was trained" in out and "wrote" not in out
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_results_that_were_changed_are_an_error_in_a_line(capsys, run_folder, play, tmp_path, name):
+    path = shutil.copytree(run_folder, tmp_path / "run") / "metrics.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: "x"}))
+    code, _, err = run(capsys, "train", "--data", play, "--output", tmp_path / "run", *SMALL)
+    assert code == 1
+    assert err.startswith(f"leap: {path} has 'x' as '{name}': ") and err.count("\n") == 1
 
 
 def test_train_goes_on_to_more_steps_and_says_so(capsys, play, tmp_path):

@@ -1,6 +1,9 @@
+import json
+
 import pytest
 
 from leap.cli import main
+from leap.tasks.simul.prepare import FACTS
 
 
 def test_prepare_says_what_it_holds_and_where_it_is(capsys, tmp_path):
@@ -10,6 +13,25 @@ def test_prepare_says_what_it_holds_and_where_it_is(capsys, tmp_path):
     assert "numbers, en to de, " in out
     assert "train                    30 sentences" in out
     assert out.endswith(f"wrote {output}\n")
+
+
+def test_facts_that_were_changed_are_an_error_in_a_line(capsys, tmp_path):
+    command = ["simul", "prepare", "--limit", "30", "--vocabulary", "80", "--output", str(tmp_path)]
+    main(command)
+    path = tmp_path / "metrics.json"
+    facts = json.loads(path.read_text())
+    for name in FACTS:
+        path.write_text(json.dumps(facts | {name: ["x"]}))
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as leaving:
+            main(command)
+        assert leaving.value.code == 1
+        err = capsys.readouterr().err
+        assert (
+            err.startswith(f"leap: {path} has ")
+            and f" as '{name}': " in err
+            and err.count("\n") == 1
+        )
 
 
 def test_a_bad_file_is_one_line(capsys, tmp_path):

@@ -109,6 +109,45 @@ def test_a_run_of_fewer_steps_is_gone_on_from_and_its_results_are_kept(tmp_path)
         RunFolder(tmp_path / "run", SETTINGS, lambda found: found["steps"] < 10)
 
 
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({}, None),
+        ({"loss": 2, "time": None, "more": []}, None),
+        ({"loss": "low"}, "'low' as 'loss'"),
+        ({"loss": None}, "'None' as 'loss'"),
+        ({"test": 3}, "'3' as 'test'"),
+        ({"test": {}}, "no 'test.score'"),
+        ({"history": [{"step": 1}, 7]}, "'7' as 'history'"),
+        ({"history": [{"step": 1.5}]}, "'1.5' as 'history.step'"),
+        ({"shares": {"a": "x"}}, "'x' as 'shares'"),
+    ],
+    ids=repr,
+)
+def test_results_that_were_changed_are_refused_by_name(tmp_path, changes, fault):
+    like = {
+        "loss": float,
+        "time": float | None,
+        "test": {"score": int},
+        "history": [{"step": int}],
+        "shares": [float],
+    }
+    good = {
+        "loss": 1.5,
+        "time": 1.0,
+        "test": {"score": 1},
+        "history": [{"step": 1}],
+        "shares": {"a": 1},
+    }
+    folder = make(tmp_path)
+    folder.write_metrics(good | changes)
+    if fault is None:
+        assert folder.metrics(like) == good | changes
+    else:
+        with pytest.raises(FileError, match=rf"metrics\.json has {fault}: it is of no run .*; rem"):
+            folder.metrics(like)
+
+
 def test_a_second_process_is_refused(tmp_path):
     make(tmp_path)
     code = (

@@ -38,7 +38,7 @@ def prepare(config: PrepareConfig) -> None:
         f"{facts['vocabulary']:,} pieces of words"
     )
     for part, count in facts["sentences"].items():
-        hours = facts["seconds"][part] / 3600
+        hours = facts["seconds"].get(part, 0) / 3600
         print(f"  {part:<18} {count:>8,} sentences" + (f" {hours:8.2f} h" if hours else ""))
     if facts["left_out"]:
         print(f"{facts['left_out']:,} sentences left out; see {config.output / 'left_out.txt'}")

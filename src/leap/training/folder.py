@@ -28,6 +28,9 @@ from leap.errors import FileError
 
 Extends = Callable[[Mapping[str, Any]], bool]
 """Whether a run is one with these settings, and more steps."""
+Like = Mapping[str, Any]
+"""What results must hold, by name: a type, a union of types, a further `Like`, or a list of one of
+these, for what every value of a list or of an object must be."""
 
 
 class RunFolder:
@@ -61,10 +64,17 @@ class RunFolder:
         """Where the best model is, once training is done."""
         return self.path / "model"
 
-    def metrics(self) -> dict[str, Any] | None:
-        """The results, or None while the run is not finished."""
+    def metrics(self, like: Like | None = None) -> dict[str, Any] | None:
+        """The results, or None while the run is not finished.
+
+        Args:
+            like: what they must hold.
+
+        Raises:
+            FileError: if they do not.
+        """
         path = self.path / "metrics.json"
-        return read_json(path) if path.exists() and not self.is_longer else None
+        return read_results(path, like or {}) if path.exists() and not self.is_longer else None
 
     def create(self, data: Mapping[str, str]) -> None:
         """Make the folder, if it is not there, and write the settings to it.
@@ -179,6 +189,37 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise FileError(f"{path} holds no JSON object; it is of another kind than was expected")
     return found
+
+
+def read_results(path: Path, like: Like) -> dict[str, Any]:
+    """The results in a file, which must hold what `like` says."""
+    found = read_json(path)
+    fault = _unlike(found, like)
+    if fault is not None:
+        raise FileError(
+            f"{path} has {fault}: it is of no run of this kind, or was changed; remove it, and "
+            "give the command that wrote it again"
+        )
+    return found
+
+
+def _unlike(found: Any, like: Any, name: str = "") -> str | None:
+    """What of the results is not what it must be, the first of it; None if all is."""
+    if isinstance(like, Mapping) and isinstance(found, dict):
+        for key, kind in like.items():
+            inner = f"{name}.{key}".lstrip(".")
+            fault = _unlike(found[key], kind, inner) if key in found else f"no {inner!r}"
+            if fault is not None:
+                return fault
+        return None
+    if isinstance(like, list) and isinstance(found, dict | list):
+        values = found.values() if isinstance(found, dict) else found
+        faults = (_unlike(value, like[0], name) for value in values)
+        return next((fault for fault in faults if fault is not None), None)
+    is_kind = not isinstance(like, Mapping | list) and (
+        isinstance(found, like) or (isinstance(found, int) and isinstance(0.0, like))
+    )
+    return None if is_kind else f"{str(found)[:20]!r} as {name!r}"
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

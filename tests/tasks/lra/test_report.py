@@ -15,6 +15,7 @@ from leap.tasks.lra.report import (
     report,
     unfinished,
 )
+from leap.tasks.lra.runs import RESULTS
 
 SETTINGS = {"steps": 100, "batch": 32, "learning_rate": 1e-4, "changes": {"pooling": "mean"}}
 
@@ -171,6 +172,15 @@ def test_real_runs_are_reported(trained, tmp_path):
     ]
     assert rows[2].parameters_share > 1 and rows[2].train_speed > 0
     assert rows[2].peak_bytes == 2**20
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_results_that_were_changed_are_named(tmp_path, name):
+    write_run(tmp_path, "text", "linear", 0)
+    path = tmp_path / "text" / "linear" / "seed-0" / "metrics.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: [1]}))
+    with pytest.raises(FileError, match=rf"metrics\.json has '\[1\]' as '{name}': it is of no run"):
+        report(ReportConfig(tmp_path))
 
 
 def test_what_is_no_folder_of_runs_is_named(tmp_path):

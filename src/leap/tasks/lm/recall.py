@@ -164,7 +164,7 @@ def _one(
     for other in ("models", "distances", "output", "device"):
         settings.pop(other)
     folder = RunFolder(config.output / name.replace(":", "-").replace(",", "+"), settings)
-    metrics = folder.metrics() or {"accuracy": {}}
+    metrics = folder.metrics({"parameters": int, "accuracy": [float]}) or {"accuracy": {}}
     accuracy = {int(distance): share for distance, share in metrics["accuracy"].items()}
     missing = [distance for distance in config.distances if distance not in accuracy]
     if missing:

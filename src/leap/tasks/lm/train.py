@@ -28,6 +28,18 @@ from leap.training import (
     whole_batches,
 )
 
+RESULTS = {
+    "steps": int,
+    "best_step": int,
+    "best_loss": float,
+    "seconds_per_step": float | None,
+    "cpu_seconds_per_step": float | None,
+    "parameters": int,
+    "test": {"perplexity": float, "word_perplexity": float, "bits_per_byte": float},
+    "history": [{"step": int}],
+}
+"""What is read of metrics.json."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TextConfig:
@@ -87,7 +99,7 @@ def train(
         The results, as metrics.json has them.
     """
     folder = run_folder(config)
-    finished = folder.metrics()
+    finished = folder.metrics(RESULTS)
     # The first process alone trains the tokenizer and makes the folder; the others find them.
     group = processes(config.device)
     with group.main_process_first():

@@ -23,9 +23,9 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from leap.errors import FileError
 from leap.tasks.lra.model import PAPER
-from leap.tasks.lra.runs import RUNS
+from leap.tasks.lra.runs import RESULTS, RUNS
 from leap.training.curve import COLOURS
-from leap.training.folder import read_json, write_whole
+from leap.training.folder import read_json, read_results, write_whole
 from leap.training.table import csv_table, markdown_table
 
 ALIKE = (
@@ -117,13 +117,10 @@ def read_runs(folder: Path) -> list[Row]:
     """A row for each task and attention that has finished runs, and for each kind that is alike."""
     tasks: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(folder.glob("*/*/seed-*/metrics.json")):
-        run = read_json(path)
-        try:
-            tasks.setdefault(run["task"], []).append(
-                {**_settings(path.parent), "tests": run["test"]["examples"], **run}
-            )
-        except KeyError as error:
-            raise FileError(f"{path} has no {error}: it is of no run of leap lra train") from error
+        run = read_results(path, RESULTS)
+        tasks.setdefault(run["task"], []).append(
+            {**_settings(path.parent), "tests": run["test"]["examples"], **run}
+        )
     if not tasks:
         raise FileError(f"no finished run in {folder}; make some with leap lra train")
     rows: dict[tuple[str, str, str], list[dict[str, Any]]] = {}

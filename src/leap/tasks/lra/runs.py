@@ -23,6 +23,20 @@ from leap.training import DeviceName, Recipe
 from leap.training.folder import read_json
 
 RUNS = Path("runs/lra")
+RESULTS = {
+    "task": str,
+    "name": str,
+    "steps": int,
+    "batch": int,
+    "device": str,
+    "accuracy": float,
+    "parameters": int,
+    "peak_bytes": float | None,
+    "seconds_per_step": float | None,
+    "cpu_seconds_per_step": float | None,
+    "test": {"examples": int, "seconds": float, "cpu_seconds": float},
+}
+"""What reports read of a run's metrics.json."""
 """Where runs are kept, unless told otherwise."""
 LOOKS = 20
 """Looks at the validation set in a run, unless told otherwise."""

@@ -22,6 +22,7 @@ from leap.tasks.lra.budget import Say, find_steps
 from leap.tasks.lra.data import Collator, TaskDataset, load_task
 from leap.tasks.lra.evaluate import ACCURACY, computing, score
 from leap.tasks.lra.runs import (
+    RESULTS,
     RunConfig,
     Settings,
     Variant,
@@ -42,8 +43,10 @@ from leap.training import (
     processes,
     quiet,
 )
-from leap.training.folder import read_json
+from leap.training.folder import read_results
 
+ALL_RESULTS = {**RESULTS, "seed": int, "history": [{"step": int}]}
+"""What is read of metrics.json, for reports and to draw the learning curves."""
 RunProgress = Callable[[str, Status], None]
 """Told the name of a run, and how far it is."""
 PeakBytes = Callable[[Callable[[], object], torch.device], int]
@@ -138,7 +141,9 @@ def train_variants(
 
 def _draw_all(folder: Path) -> None:
     """The learning curves of every finished run in a task's folder, whichever command made it."""
-    runs = [read_json(path) for path in sorted(folder.glob("*/seed-*/metrics.json"))]
+    runs = [
+        read_results(path, ALL_RESULTS) for path in sorted(folder.glob("*/seed-*/metrics.json"))
+    ]
     histories = {f"{run['name']} seed {run['seed']}": run["history"] for run in runs}
     batches = " or ".join(map(str, sorted({run["batch"] for run in runs})))
     title = f"{folder.name}: steps of {batches} examples"
@@ -163,7 +168,7 @@ def train_run(
         set_seed(run.seed)
         model = build_model(run, data["train"])
         folder.create({"data": digest(data["train"])})
-    finished = folder.metrics()
+    finished = folder.metrics(ALL_RESULTS)
     if finished is not None:
         return finished if group.is_main_process else {}
     with folder.alone() if group.is_main_process else nullcontext():

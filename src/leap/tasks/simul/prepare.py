@@ -49,7 +49,7 @@ from leap.tasks.simul.vocabulary import (
     train_vocabulary,
 )
 from leap.training import RunFolder
-from leap.training.folder import read_json, write_whole
+from leap.training.folder import read_results, write_whole
 
 READERS: Mapping[str, Callable[[Path, str, str], Corpus]] = {
     "text": read_parallel,
@@ -58,6 +58,16 @@ READERS: Mapping[str, Callable[[Path, str, str], Corpus]] = {
     "s2t": read_s2t,
 }
 """Of corpora that lie somewhere."""
+FACTS = {
+    "corpus": str,
+    "source": str,
+    "target": str,
+    "vocabulary": int,
+    "sentences": [int],
+    "seconds": [float],
+    "left_out": int,
+}
+"""What is read of metrics.json."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +190,7 @@ def prepare(config: PrepareConfig, progress: Progress | None = None) -> Prepared
     settings = asdict(config)
     settings.pop("output")
     folder = RunFolder(config.output, settings)
-    if folder.metrics() is None:
+    if folder.metrics(FACTS) is None:
         corpus = read_corpus(config)
         folder.create({"text": _digest(corpus)})
         with folder.alone():
@@ -219,7 +229,7 @@ def load_prepared(folder: Path) -> Prepared:
     """Read a folder that `prepare` has finished."""
     if not (folder / "metrics.json").is_file() or not (folder / "vocabulary").is_dir():
         raise FileError(f"{folder} is no finished folder of leap simul prepare; run that first")
-    facts = read_json(folder / "metrics.json")
+    facts = read_results(folder / "metrics.json", FACTS)
     extractor = None
     if (folder / "extractor").is_dir():
         extractor = LeapformerFeatureExtractor.from_pretrained(str(folder / "extractor"))

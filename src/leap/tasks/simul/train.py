@@ -17,6 +17,8 @@ from leap.training import Fitted, Progress, Recipe, RunFolder, fit, plot_curves,
 from leap.training.folder import read_json
 
 DEFAULT_STEPS = 800
+RESULTS = {"steps": int, "best_step": int, "best_loss": float, "averaged": bool, "parameters": int}
+"""What is read of metrics.json."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +82,7 @@ def train(config: TrainConfig, progress: Progress | None = None) -> dict[str, An
     for name in ("output", "device"):
         settings.pop(name)
     folder = RunFolder(config.output, settings, config.extends)
-    finished = folder.metrics()
+    finished = folder.metrics(RESULTS)
     if finished is not None:
         return finished
     group = processes(config.device)
