@@ -19,6 +19,7 @@ from leap.tasks.lm import demo as demonstrating
 from leap.tasks.lm import evaluate as evaluating
 from leap.tasks.lm import explain as explaining
 from leap.tasks.lm import generate as generating
+from leap.tasks.lm import mqar as pairing
 from leap.tasks.lm import recall as recalling
 from leap.tasks.lm import train as training
 from leap.tasks.lm.compare import CompareConfig
@@ -28,6 +29,7 @@ from leap.tasks.lm.evaluate import EvalConfig
 from leap.tasks.lm.explain import ExplainConfig
 from leap.tasks.lm.generate import GenerateConfig
 from leap.tasks.lm.model import preset_sizes
+from leap.tasks.lm.mqar import MqarConfig
 from leap.tasks.lm.recall import RecallConfig
 from leap.tasks.lm.train import TrainConfig
 
@@ -144,6 +146,15 @@ def recall(config: RecallConfig) -> None:
         rows = recalling.recall(config, told(show))
     show_table(tuple(recalling.columns(config)), [recalling.cells(row) for row in rows])
     for name in ("results.json", "results.md", "recall.png"):
+        print(f"wrote {config.output / name}")
+
+
+def mqar(config: MqarConfig) -> None:
+    """Train and ask the models, print the table, and say where the files are."""
+    with progress_shown() as show:
+        rows = pairing.mqar(config, told(show))
+    show_table(tuple(pairing.columns(config)), [pairing.cells(row) for row in rows])
+    for name in ("results.json", "results.md", "mqar.png"):
         print(f"wrote {config.output / name}")
 
 

@@ -158,6 +158,22 @@ VERBS = {
                 ("lm recall --models leap:none --distances 64 1024", "one model, two distances"),
             ],
         ),
+        "mqar": Verb(
+            config="leap.tasks.lm.mqar.MqarConfig",
+            run="leap.cli.lm.mqar",
+            examples=[
+                ("lm mqar", "four models of three widths"),
+                (
+                    "lm mqar --models leapformer:gate:conv4 --widths 64 --seeds 0 1 2",
+                    "one model and width, three times",
+                ),
+                (
+                    "lm mqar --models softmax:rotary --widths 32 --vocabulary 64 --pairs 2 4 "
+                    "--train-pairs 2 4 --length 16 --batch-tokens 1024 --output runs/small",
+                    "a small setting",
+                ),
+            ],
+        ),
         "presets": Verb(
             config="leap.cli.lm.PresetsConfig",
             run="leap.cli.lm.presets",

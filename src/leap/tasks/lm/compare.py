@@ -144,6 +144,11 @@ def parse_model(text: str) -> ModelConfig:
     return config
 
 
+def folder_name(text: str) -> str:
+    """The name of a model's folder, from its short form."""
+    return text.replace(":", "-").replace(",", "+")
+
+
 def compare(
     config: CompareConfig,
     progress: CompareProgress | None = None,
@@ -208,8 +213,8 @@ def run_configs(config: CompareConfig) -> dict[str, TrainConfig]:
         own = {f.name: getattr(model, f.name) for f in fields(MechanismConfig)}
         if model.position_embedding is not None:
             own["position_embedding"] = model.position_embedding
-        folder = config.output / text.replace(":", "-").replace(",", "+")
-        runs[text] = TrainConfig(**common | own | {"output": folder})
+        output = config.output / folder_name(text)
+        runs[text] = TrainConfig(**common | own | {"output": output})
     return runs
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from transformers import (
@@ -75,6 +75,23 @@ class ModelConfig(SizeConfig, MechanismConfig):
     """What a language model is made of."""
 
 
+@runtime_checkable
+class Vocabulary(Protocol):
+    """What a model is told of its tokens; a `TextTokenizer` knows it."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of different tokens."""
+
+    @property
+    def eos_id(self) -> int:
+        """The token that ends a text."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells vocabularies apart."""
+
+
 def check_attention(names: str) -> None:
     """Refuse an attention, or one of several, that a language model cannot have."""
     known = usable_as("causal")
@@ -86,7 +103,7 @@ def check_attention(names: str) -> None:
             )
 
 
-def build_config(config: ModelConfig, tokenizer: TextTokenizer, length: int) -> Any:
+def build_config(config: ModelConfig, tokenizer: Vocabulary, length: int) -> Any:
     """The Hugging Face config of a model for sequences of `length` tokens."""
     base = SIZES if config.preset is None else presets.preset(config.preset).to_dict()
     given = {
@@ -131,7 +148,7 @@ def build_config(config: ModelConfig, tokenizer: TextTokenizer, length: int) -> 
     return kind(**SIZES | changes)
 
 
-def build_model(config: ModelConfig, tokenizer: TextTokenizer, length: int) -> PreTrainedModel:
+def build_model(config: ModelConfig, tokenizer: Vocabulary, length: int) -> PreTrainedModel:
     """A new model, its weights drawn at random."""
     built = build_config(config, tokenizer, length)
     if isinstance(built, GPT2Config):

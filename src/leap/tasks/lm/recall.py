@@ -14,25 +14,31 @@ there are words.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-import matplotlib.pyplot as plt
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, set_seed
 
 from leap.errors import ConfigError
-from leap.tasks.lm.compare import CompareProgress, parse_model
+from leap.tasks.lm.compare import CompareProgress, folder_name, parse_model
 from leap.tasks.lm.data import read_corpus
-from leap.tasks.lm.model import ModelConfig, SizeConfig, build_model, max_length
+from leap.tasks.lm.memory import (
+    IGNORED,
+    Line,
+    Remembered,
+    ask,
+    build_unbounded,
+    plot_accuracy,
+    write_results,
+)
+from leap.tasks.lm.model import SizeConfig
 from leap.tasks.lm.tokenizer import TextTokenizer, make_tokenizer
 from leap.training import Recipe, RunFolder, Status, fit
-from leap.training.folder import write_json, write_whole
+from leap.training.table import markdown_table
 
-IGNORED = -100
 MARK = 14
 """Byte before a word: a control character, which texts do not have. The words are those after."""
 MOST_WORDS = 16
@@ -87,16 +93,6 @@ class RecallConfig(Recipe, SizeConfig):
             raise ConfigError(f"distances={self.distances}: give 1 or more for each")
         for model in self.models:
             parse_model(model)
-
-
-@dataclass(frozen=True)
-class Remembered:
-    """How well one model did."""
-
-    model: str
-    parameters: int
-    accuracy: dict[int, float]
-    """Share of right answers by distance."""
 
 
 class Questions(Dataset[dict[str, Tensor]]):
@@ -163,25 +159,25 @@ def _one(
     settings = asdict(config) | {"model": name}
     for other in ("models", "distances", "output", "device"):
         settings.pop(other)
-    folder = RunFolder(config.output / name.replace(":", "-").replace(",", "+"), settings)
-    metrics = folder.metrics({"parameters": int, "accuracy": [float]}) or {"accuracy": {}}
-    accuracy = {int(distance): share for distance, share in metrics["accuracy"].items()}
-    missing = [distance for distance in config.distances if distance not in accuracy]
-    if missing:
-        model = _trained(config, name, tokenizer, filler, folder, progress)
-        for distance in missing:
-            accuracy[distance] = accuracy_at(
-                model,
-                filler["valid"],
-                config.words,
-                distance=distance,
-                questions=config.questions,
-                seed=config.seed,
-            )
-            metrics = asdict(Remembered(name, model.num_parameters(), accuracy))
-            folder.write_metrics(metrics)
-    asked = {distance: accuracy[distance] for distance in config.distances}
-    return Remembered(name, metrics["parameters"], asked)
+    folder = RunFolder(config.output / folder_name(name), settings)
+
+    def accuracy(model: PreTrainedModel, distance: int) -> float:
+        return accuracy_at(
+            model,
+            filler["valid"],
+            config.words,
+            distance=distance,
+            questions=config.questions,
+            seed=config.seed,
+        )
+
+    return ask(
+        folder,
+        name,
+        config.distances,
+        lambda: _trained(config, name, tokenizer, filler, folder, progress),
+        accuracy,
+    )
 
 
 def _trained(
@@ -194,7 +190,7 @@ def _trained(
 ) -> PreTrainedModel:
     """The model with its training done, which goes on from wherever it was stopped."""
     set_seed(config.seed)
-    model = _model(config, name, tokenizer)
+    model = build_unbounded(name, config, tokenizer, config.length)
     train, valid = (
         Questions(
             filler[part],
@@ -213,20 +209,6 @@ def _trained(
 
     with folder.alone():
         fit(model, train, valid, config, folder, tell)
-    return model
-
-
-def _model(config: RecallConfig, name: str, tokenizer: TextTokenizer) -> PreTrainedModel:
-    short = parse_model(name)
-    given = {field.name: getattr(short, field.name) for field in fields(short)}
-    sizes = {field.name: getattr(config, field.name) for field in fields(SizeConfig)}
-    sizes = {key: value for key, value in sizes.items() if given[key] is None}
-    model = build_model(ModelConfig(**given | sizes), tokenizer, config.length)
-    if max_length(model) is not None:
-        raise ConfigError(
-            f"models: {name} has learned positions, which end with the length of training; "
-            "add :rotary, :alibi or :none"
-        )
     return model
 
 
@@ -270,18 +252,14 @@ def accuracy_at(
 
 
 def _write(config: RecallConfig, rows: Sequence[Remembered]) -> None:
-    results: dict[str, Any] = {"config": asdict(config), "rows": [asdict(row) for row in rows]}
-    write_json(config.output / "results.json", results)
-    write_whole(config.output / "results.md", markdown(config, rows))
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    for row in rows:
-        axes.plot(list(row.accuracy), list(row.accuracy.values()), marker="o", label=row.model)
-    axes.axhline(1 / config.words, color="grey", linestyle=":", label="guessing")
-    axes.axvline(config.length, color="grey", linewidth=0.5)
-    axes.set(xscale="log", xlabel="tokens in between", ylabel="right answers", ylim=(0, 1.05))
-    axes.legend()
-    figure.savefig(config.output / "recall.png", dpi=120)
-    plt.close(figure)
+    write_results(config.output, config, rows, markdown(config, rows))
+    plot_accuracy(
+        config.output / "recall.png",
+        {"": [Line(row.model, row.accuracy) for row in rows]},
+        "tokens in between",
+        guessing=1 / config.words,
+        trained=config.length,
+    )
 
 
 def cells(row: Remembered) -> list[str]:
@@ -300,9 +278,7 @@ def columns(config: RecallConfig) -> list[str]:
 
 def markdown(config: RecallConfig, rows: Sequence[Remembered]) -> str:
     """The table in Markdown."""
-    heads = columns(config)
-    lines = [heads, ["---", *("--:" for _ in heads[1:])], *(cells(row) for row in rows)]
-    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    table = markdown_table(columns(config), [cells(row) for row in rows])
     return (
         f"Share of {config.questions} questions answered right, by the tokens between a word "
         f"(one of {config.words}) and the question; {config.n_steps(0)} steps of {config.batch} x "
