@@ -287,3 +287,25 @@ def test_a_model_of_another_task_is_told_from_ours(capsys, tmp_path, verb):
         f"leap: {tmp_path / 'model'} holds no language model, but a "
         "LeapformerForSequenceClassification; give a run of leap lm train\n"
     )
+
+
+MQAR = [
+    *("mqar", "--models", "linear:gate", "--widths", "8", "--vocabulary", "8", "--length", "8"),
+    *("--pairs", "2", "--train-pairs", "2", "--batch-tokens", "16", "--steps", "1"),
+]
+
+
+def test_mqar_prints_the_table_and_says_where_it_is(capsys, tmp_path):
+    code, out, _ = run(capsys, *MQAR, "--output", tmp_path / "mqar")
+    assert code == 0
+    assert "2 in 16" in out and "linear:gate" in out
+    assert f"wrote {tmp_path / 'mqar' / 'mqar.png'}" in out
+
+
+def test_mqar_names_the_flag_that_does_not_fit(capsys, tmp_path):
+    code, _, err = run(capsys, *MQAR, "--vocabulary", "3", "--output", tmp_path / "mqar")
+    assert code == 1
+    assert err == (
+        "leap: --vocabulary=3 is too small for 2 pairs, whose keys and values all differ; "
+        "give 4 or more\n"
+    )
