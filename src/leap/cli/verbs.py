@@ -162,15 +162,14 @@ VERBS = {
             config="leap.tasks.lm.mqar.MqarConfig",
             run="leap.cli.lm.mqar",
             examples=[
-                ("lm mqar", "four models of three widths"),
+                ("lm mqar", "four models of three widths, an hour or two on a CPU"),
                 (
                     "lm mqar --models leapformer:gate:conv4 --widths 64 --seeds 0 1 2",
                     "one model and width, three times",
                 ),
                 (
-                    "lm mqar --models softmax:rotary --widths 32 --vocabulary 64 --pairs 2 4 "
-                    "--train-pairs 2 4 --length 16 --batch-tokens 1024 --output runs/small",
-                    "a small setting",
+                    "lm mqar --widths 64 --vocabulary 1024 --output runs/mqar-1024",
+                    "fewer tokens to learn, each step at half the cost",
                 ),
             ],
         ),

@@ -139,5 +139,8 @@ def plot_accuracy(
         if trained is not None:
             axes.axvline(trained, color="grey", linewidth=0.5)
         axes.set(xscale="log", xlabel=label, ylabel="right answers", ylim=(0, 1.05), title=title)
+        sizes = sorted({size for line in lines for size in line.accuracy})
+        axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        axes.minorticks_off()
         axes.legend()
     figure.savefig(path, dpi=120)

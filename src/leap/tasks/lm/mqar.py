@@ -59,10 +59,10 @@ class MqarConfig:
     """
 
     models: tuple[str, ...] = (
-        "softmax:rotary",
+        "softmax:rotary:conv4",
         "leapformer:travelled:gate:conv4",
         "gated-delta:conv4",
-        "linear:gate",
+        "linear:gate:conv4",
     )
     """Models, by the short forms of leap lm compare; without positions unless they are named, and
     none of them with learned ones."""
@@ -84,7 +84,7 @@ class MqarConfig:
     """Tokens in a sequence for each pair, where that is more than length; 4 or more."""
     sequences: int = 64
     """Sequences to test with, for each number of pairs."""
-    steps: int = 2000
+    steps: int = 900
     """Optimiser steps, at the most."""
     batch_tokens: int = 4096
     """Tokens in each step: many short sequences, or a few long ones."""
