@@ -99,12 +99,12 @@ class Rows:
         self.lowest = torch.finfo(self.dtype).min
         self.q, self.k, self.v = (x.reshape(b * h * g, -1, x.shape[-1]) for x in (q, k, v))
         first = torch.arange(0, b * h * g, g, device=q.device).view(b, h, 1, 1)
-        self.blocks = (blocks + first).view(-1, self.n_seen)
+        self.blocks = (blocks + first).reshape(-1, self.n_seen)
         self.hidden: Tensor | None = None
         if key_mask is not None:
             pads = ~key_mask.reshape(b, g, -1)
             batch = torch.arange(b, device=q.device).view(b, 1, 1, 1)
-            self.hidden = pads[batch, blocks].view(b * h * g, 1, -1)
+            self.hidden = pads[batch, blocks].reshape(b * h * g, 1, -1)
 
     def spans(self) -> Iterator[slice]:
         """Blocks to work on at once."""

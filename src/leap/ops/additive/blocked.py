@@ -155,7 +155,7 @@ def _gather(
     pad = n_block * BLOCK - t
 
     logit = F.pad(logit, (0, pad), value=-math.inf)
-    ceilings = F.pad(ceiling, (0, pad), value=math.inf).view(-1, BLOCK, 1)
+    ceilings = F.pad(ceiling, (0, pad), value=math.inf).reshape(-1, BLOCK, 1)
     elements = _side_by_side(values, mass, lead, tail, pad)
     # Pieces of neighbouring blocks may overlap; unfold shows them without a copy. Past the ends of
     # a sequence it shows elements of the next one in memory, whose weight is 0.
@@ -171,7 +171,7 @@ def _gather(
     between = None
     if n_between != 0 and n_block > 1:
         own = elements[lead : lead + n * n_block * BLOCK].view(n * n_block, BLOCK, -1)
-        between = _between(logit.view(n, n_block, BLOCK), own, n_between, backwards)
+        between = _between(logit.reshape(n, n_block, BLOCK), own, n_between, backwards)
 
     for blocks, start in _spans(n, n_block, skip // BLOCK, logit.device):
         ceiling = ceilings[blocks]
@@ -223,7 +223,7 @@ def _between(
     n, g, _ = logit.shape
     peak = logit.amax(-1)
     weights = _exp_(logit - ceiling_over(peak).unsqueeze(-1))
-    total = torch.bmm(weights.view(n * g, 1, BLOCK), elements).view(n, g, -1)
+    total = torch.bmm(weights.reshape(n * g, 1, BLOCK), elements).view(n, g, -1)
     if backwards:
         peak, total = peak.flip(1), total.flip(1)
     # What a block sees ends with the block before it: hence a shift by one.
