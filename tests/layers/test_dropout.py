@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch.func import grad, vmap
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
@@ -84,3 +85,9 @@ def test_compiled_code_drops_too(shapes_unchecked):
     drop = torch.compile(Dropout(0.5), backend="aot_eager", fullgraph=True)
     y = drop(torch.ones(1000))
     assert 350 < (y == 0).sum() < 650
+
+
+def test_torch_func_drops_and_differentiates():
+    dropout, x = Dropout(0.5), torch.ones(3, 50)
+    alone = vmap(grad(lambda row: dropout(row).sum()), randomness="different")(x)
+    assert set(alone.unique().tolist()) == {0.0, 2.0}

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.func import functional_call, grad, vmap
 from torch.testing import assert_close
 from transformers import (
     AutoConfig,
@@ -347,6 +348,21 @@ def test_saved_and_loaded_by_the_auto_classes(model, tmp_path):
     assert config.windows == model.config.windows
     base = AutoModel.from_pretrained(tmp_path, dtype="auto")
     assert_close(base(ids).last_hidden_state, model.model(ids).last_hidden_state)
+
+
+def test_torch_func_gives_the_gradients_of_each_text_alone(model):
+    weights, ids = dict(model.named_parameters()), make_ids(2, 70)
+
+    def loss(weights, row):
+        logits = functional_call(model, weights, (row[None],), {"use_cache": False}).logits
+        return F.cross_entropy(logits[0, :-1], row[1:])
+
+    grads = vmap(grad(loss), in_dims=(None, 0), randomness="same")(weights, ids)
+    for i, row in enumerate(ids):
+        alone = torch.autograd.grad(loss(weights, row), list(weights.values()), allow_unused=True)
+        for name, expected in zip(weights, alone, strict=True):
+            if expected is not None:
+                assert_close(grads[name][i], expected, rtol=1e-4, atol=1e-6, msg=name)
 
 
 def test_gradient_checkpointing_changes_no_gradient(model):

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.func import jacrev
 from torch.testing import assert_close
 
 from leap.models.loss import (
@@ -95,3 +96,24 @@ def test_a_plain_head_is_never_called():
     expected = F.cross_entropy(head(x), labels, reduction="sum")
     with mock.patch.object(nn.Linear, "forward", side_effect=AssertionError):
         assert_close(head_cross_entropy(x, head, labels), expected)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_second_derivatives_are_those_of_the_plain_form(smoothing):
+    x, weight = torch.randn(7, 3, dtype=torch.double), torch.randn(5, 3, dtype=torch.double)
+    labels = torch.tensor([0, 1, -100, 3, 4, 0, 2])
+
+    def second(loss):
+        inputs = x.clone().requires_grad_(), weight.clone().requires_grad_()
+        first = torch.autograd.grad(loss(*inputs), inputs, create_graph=True)
+        return torch.autograd.grad(sum(each.square().sum() for each in first), inputs)
+
+    def plain(x, weight):
+        return F.cross_entropy(x @ weight.mT, labels, reduction="sum", label_smoothing=smoothing)
+
+    def ours(x, weight):
+        return linear_cross_entropy(x, weight, labels, smoothing=smoothing)
+
+    assert_close(second(ours), second(plain))
+    of_ours, of_plain = (jacrev(jacrev(loss))(x, weight) for loss in (ours, plain))
+    assert_close(of_ours, of_plain)

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from torch.autograd import forward_ad
+from torch.func import grad, jacrev, jvp, vjp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import normalize
 from torch.testing import assert_close
 
@@ -87,11 +90,10 @@ SHAPES = {
 
 def numbers(o, state):
     """The output, and those numbers of the state that gradients may flow out of."""
-    kept = (x for name, x in state.tensors().items() if name in STATES)
+    if isinstance(state, FocusState):
+        return o, state.mean()  # Mass and sum are relative to the peak, which has no gradient.
+    kept = (x for name, x in state.tensors().items() if name in ("kv", "k", "focus", "v", "s"))
     return o, *(x.masked_fill(x.isinf(), 0) for x in kept)
-
-
-STATES = ("kv", "k", "sum", "mass", "focus", "v", "s")
 
 
 def lengths(x):
@@ -201,10 +203,18 @@ OPS = {
     "delta-from-a-state": Op("q k v beta shut kv", delta),
     "softmax": Op("q k v", lambda mask, *qkv: softmax_attention(*qkv, key_mask=mask)),
     "causal-softmax": Op("q k v shut past_k past_v", softmax),
+    # Values as wide as queries: a kernel of torch's own.
+    "softmax-of-one-width": Op(
+        "q k shut_features", lambda mask, *qkv: softmax_attention(*qkv, key_mask=mask)
+    ),
+    "causal-softmax-of-one-width": Op(
+        "q k shut_features", lambda mask, *qkv: causal_softmax_attention(*qkv, key_mask=mask)[0]
+    ),
     "convolution": Op("tokens weight bias past_tokens", convolution),
     "block-sparse": Op("q k v", block_sparse, needs=5),
 }
 
+lengths_of_both_kinds = pytest.mark.parametrize("length", [5, 70], ids=lambda n: f"{n}-tokens")
 every_op = pytest.mark.parametrize("op", OPS.values(), ids=OPS.keys())
 
 
@@ -273,3 +283,87 @@ def test_expanded_tensors_give_the_same(op, length, batch):
         upstream = [x.new_ones(1).expand_as(x) for x in op(expanded)]
         expected = gradients(op, [x.contiguous() for x in expanded])
         assert_close(gradients(op, expanded, upstream), expected)
+
+
+# Derivatives
+
+
+def scalar(op, **options):
+    """An op as a function of its inputs to one number."""
+
+    def loss(*inputs):
+        return sum(x.square().sum() for x in op(inputs, **options))
+
+    return loss
+
+
+@every_op
+@lengths_of_both_kinds
+@pytest.mark.parametrize("masked", [False, True], ids=["all-real", "masked"])
+def test_second_derivatives_are_those_of_differences(op, length, masked):
+    inputs = [x.requires_grad_() for x in op.make(length, batch=1)]
+    mask = make_mask(op.length(inputs), 1) if masked else None
+    loss = scalar(op, mask=mask)
+    plain = torch.autograd.grad(loss(*inputs), inputs)
+    with sdpa_kernel(SDPBackend.MATH):  # torch's kernels for softmax attention have none.
+        first = torch.autograd.grad(loss(*inputs), inputs, create_graph=True)
+    assert_close(first, plain)
+    along = [torch.randn_like(x) for x in inputs]
+    second = torch.autograd.grad(first, inputs, along)
+
+    def gradient_at(step):
+        moved = [
+            (x.detach() + step * d).requires_grad_() for x, d in zip(inputs, along, strict=True)
+        ]
+        return torch.autograd.grad(loss(*moved), moved)
+
+    step = 1e-5
+    ahead, behind = gradient_at(step), gradient_at(-step)
+    expected = tuple((a - b) / (2 * step) for a, b in zip(ahead, behind, strict=True))
+    assert_close(second, expected, rtol=1e-5, atol=1e-6)
+
+
+@every_op
+@lengths_of_both_kinds
+def test_transforms_of_torch_func_give_the_same(op, length):
+    inputs = op.make(length)
+    loss = scalar(op)
+    places = tuple(range(len(inputs)))
+    _, expected = gradients(lambda xs: (loss(*xs),), inputs)
+    assert_close(grad(loss, argnums=places)(*inputs), expected)
+    assert_close(vjp(loss, *inputs)[1](torch.ones((), dtype=torch.double)), expected)
+    rows = jacrev(lambda *xs: op(xs)[0].flatten()[:3], argnums=places)(*inputs)
+    for i in range(3):
+        _, row = gradients(lambda xs, i=i: (op(xs)[0].flatten()[i],), inputs)
+        assert_close(tuple(x[i] for x in rows), row)
+
+    shared = {"weight", "bias"}
+    axes = tuple(None if name in shared else 0 for name in op.inputs.split())
+    alone = vmap(
+        grad(
+            lambda *xs: loss(*(x if a is None else x[None] for x, a in zip(xs, axes, strict=True))),
+            argnums=places,
+        ),
+        in_dims=axes,
+    )(*inputs)
+    for i in range(BATCH):
+        mine = [x if a is None else x[i : i + 1] for x, a in zip(inputs, axes, strict=True)]
+        _, expected = gradients(lambda xs: (loss(*xs),), mine)
+        mine = tuple(
+            x[i : i + 1] if a is not None else x[i] for x, a in zip(alone, axes, strict=True)
+        )
+        assert_close(mine, expected)
+
+
+@every_op
+@lengths_of_both_kinds
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own use of it.
+def test_forward_mode_gives_the_same(op, length):
+    inputs = op.make(length, batch=1)
+    loss, along = scalar(op), [torch.randn_like(x) for x in inputs]
+    _, grads = gradients(lambda xs: (loss(*xs),), inputs)
+    expected = sum((g * d).sum() for g, d in zip(grads, along, strict=True))
+    assert_close(jvp(loss, tuple(inputs), tuple(along))[1], expected)
+    with forward_ad.dual_level():
+        dual = [forward_ad.make_dual(x, d) for x, d in zip(inputs, along, strict=True)]
+        assert_close(forward_ad.unpack_dual(loss(*dual)).tangent, expected)

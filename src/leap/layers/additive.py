@@ -289,7 +289,8 @@ class LeapAttention(Attention):
 
     def vector(self, name: str) -> Float[Tensor, "1 h 1 w"]:
         """A learned score vector for each head."""
-        return self.get_parameter(name)[None, :, None]
+        vector: Tensor = getattr(self, name)  # Under `functional_call` any tensor.
+        return vector[None, :, None]
 
     def norm(self, x: Float[Tensor, "*axes w"]) -> Float[Tensor, "*axes w"]:
         """Mean 0 and variance 1 over the width of a head; x itself in a layer without norms.

@@ -14,6 +14,8 @@ import torch
 from jaxtyping import Float, Int8
 from torch import Tensor, nn
 
+from leap.ops.derivatives import transformed
+
 LEVELS = 2**16
 PER_DRAW = 4
 """Elements decided by one draw of 64 bits."""
@@ -25,7 +27,7 @@ class Dropout(nn.Dropout):
     def forward(self, x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
         """Set a share p of the elements to zero in training, and scale up the others."""
         n_dropped = round(self.p * LEVELS)
-        is_plain = x.device.type == "cpu" and not torch.compiler.is_compiling()
+        is_plain = x.device.type == "cpu" and not (torch.compiler.is_compiling() or transformed())
         if not (self.training and is_plain and 0 < n_dropped < LEVELS):
             return super().forward(x)
         seed = int(torch.randint(2**62, ()))

@@ -14,6 +14,7 @@ Axes: n tokens, d width.
 """
 
 from itertools import pairwise
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
@@ -111,10 +112,10 @@ class AdaptiveEmbedding(nn.Module):
 
     def _query(self, x: Tensor, i: int) -> Tensor:
         """x as band i's embeddings see it: through the projection, backwards."""
-        return x @ self.projections[i].get_parameter("weight")
+        return x @ cast(Tensor, self.projections[i].weight)
 
     def _weight(self, i: int) -> Tensor:
-        return self.bands[i].get_parameter("weight")
+        return cast(Tensor, self.bands[i].weight)  # Under `functional_call` any tensor.
 
     def _head_weight(self) -> Tensor:
         return torch.cat([self._weight(0), self.clusters.weight])

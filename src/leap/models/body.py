@@ -30,6 +30,7 @@ from leap.models.adaptive import AdaptiveEmbedding
 from leap.models.cache import StateCache
 from leap.models.config import LeapformerConfig
 from leap.models.weights import Watch, wants_weights
+from leap.ops.derivatives import transformed
 from leap.ops.state import State
 
 
@@ -215,8 +216,8 @@ class LeapformerBody(LeapformerPreTrainedModel):
                 torch._assert_async((positions < limit).all(), f"a position {beyond}")
             return
         n_tokens = positions.shape[1] + (0 if past is None else past.get_seq_length())
-        if device != "cpu" and n_tokens <= limit:
-            return  # Looking would wait for the device, and they are few enough, pads counted.
+        if (device != "cpu" or transformed()) and n_tokens <= limit:
+            return  # To look is to wait for the device, or to stop vmap; they are few enough.
         if positions.numel() and int(positions.max()) >= limit:
             raise InputError(f"position {int(positions.max())} {beyond}")
 

@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from leap.ops.derivatives import differentiable_again, gradients, transformed
+
 IGNORED = -100
 TOKENS_AT_ONCE = 256
 
@@ -36,8 +38,17 @@ def linear_cross_entropy(
         labels: the word that each token should predict, or -100 to leave it out.
         smoothing: share of the label that is spread over all words.
     """
+    if transformed():
+        return plain_cross_entropy(x, weight, bias, labels, smoothing)[0]
     loss: Tensor = _LinearCrossEntropy.apply(x, weight, bias, labels, smoothing)
     return loss
+
+
+def plain_cross_entropy(
+    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float
+) -> tuple[Tensor]:
+    """The same by operations of torch alone, which hold all logits."""
+    return (_of_logits(F.linear(x, weight, bias), labels, smoothing),)
 
 
 def head_cross_entropy(
@@ -54,7 +65,10 @@ def head_cross_entropy(
     if is_plain_linear(head):
         assert isinstance(head, nn.Linear)
         return linear_cross_entropy(x, head.weight, labels, head.bias, smoothing)
-    logits = head(x)
+    return _of_logits(head(x), labels, smoothing)
+
+
+def _of_logits(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
     return F.cross_entropy(
         logits.to(torch.promote_types(logits.dtype, torch.float32)),
         labels,
@@ -113,13 +127,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 dx[part] = dlogits @ weight.to(x.dtype)
             if dweight is not None:
                 dweight += dlogits.mT @ x[part]
-        ctx.save_for_backward(dx, dweight, dbias)
+        ctx.save_for_backward(dx, dweight, dbias, x, weight, bias, labels)
+        ctx.smoothing = smoothing
         ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
         return loss
 
     @staticmethod
     def backward(ctx, dloss):  # type: ignore[no-untyped-def]
-        dx, dweight, dbias = ctx.saved_tensors
+        dx, dweight, dbias, *inputs = ctx.saved_tensors
+        if differentiable_again():
+            return gradients(plain_cross_entropy, (*inputs, ctx.smoothing), (dloss,))
         weight_dtype, bias_dtype = ctx.dtypes
         return (
             None if dx is None else dx * dloss.to(dx.dtype),

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from leap.errors import InputError
 from leap.ops.checks import check_axes, check_floating, check_key_mask, check_same, shape
+from leap.ops.derivatives import differentiable_again, gradients, transformed
 from leap.ops.state import accumulator, as_given
 
 SCORES_AT_ONCE = {"cpu": 2**19}
@@ -77,14 +78,21 @@ def block_sparse_attention(
             f"q {shape(q)} does not divide into the {blocks.shape[2]} blocks of blocks "
             f"{shape(blocks)}; pad it until it does"
         )
-    if recompute:
+    if recompute and not transformed():
         return BlockSparse.apply(q, k, v, blocks, key_mask)  # type: ignore[no-untyped-call]
+    return plain(q, k, v, blocks, key_mask)[0]
+
+
+def plain(
+    q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, key_mask: Tensor | None
+) -> tuple[Tensor]:
+    """Attended values by operations of torch alone, all blocks at once."""
     with as_given(q):
         rows = Rows(q, k, v, blocks, key_mask)
         weights = rows.scores(slice(None), rows.seen(rows.k, slice(None))).softmax(-1)
         if rows.hidden is not None:
             weights = weights.masked_fill(rows.hidden, 0)
-        return (weights @ rows.seen(rows.v, slice(None))).view_as(v).to(v.dtype)
+        return ((weights @ rows.seen(rows.v, slice(None))).view_as(v).to(v.dtype),)
 
 
 class Rows:
@@ -164,6 +172,8 @@ class BlockSparse(torch.autograd.Function):
     def backward(ctx: Any, d_o: Tensor) -> tuple[Tensor | None, ...]:
         """The gradient of softmax, dS = P (dP - sum P dP), from weights formed again."""
         q, k, v, blocks, key_mask, o, log_z = ctx.saved_tensors
+        if differentiable_again():
+            return gradients(plain, (q, k, v, blocks, key_mask), (d_o,))
         with as_given(q):
             rows = Rows(q, k, v, blocks, key_mask)
             d_o = d_o.reshape(rows.v.shape).to(rows.dtype)

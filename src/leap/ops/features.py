@@ -38,6 +38,7 @@ from torch import Tensor
 
 from leap.errors import ConfigError, InputError
 from leap.ops.checks import check_axes, check_floating, check_same, shape
+from leap.ops.derivatives import transformed
 from leap.ops.state import accumulator
 
 LARGEST = 1e15
@@ -188,8 +189,8 @@ def position_proportion(
 ) -> Float[Tensor, "*rows t"]:
     """cosFormer's fixed proportions, (i + 1) / length, for positions i counted from 0.
 
-    A position at or beyond the length is an error, found on the CPU outside compiled code;
-    elsewhere finding it would stall the device at every call.
+    A position at or beyond the length is an error, found on the CPU outside compiled code and
+    transforms; elsewhere finding it would stall the device at every call.
     """
     check_positions_within(positions, length)
     if isinstance(length, Tensor):
@@ -200,7 +201,7 @@ def position_proportion(
 
 def check_positions_within(positions: Tensor, length: int | Tensor) -> None:
     """Every position must be below the length, where looking at the values is free."""
-    if torch.compiler.is_compiling() or positions.device.type != "cpu":
+    if torch.compiler.is_compiling() or transformed() or positions.device.type != "cpu":
         return
     beyond = positions >= (length.unsqueeze(-1) if isinstance(length, Tensor) else length)
     if beyond.any():

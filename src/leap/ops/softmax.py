@@ -14,6 +14,7 @@ Axes: b batch, h heads, t queries, n keys, f features, v values.
 
 import math
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,9 +23,11 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from leap.errors import InputError
 from leap.ops.checks import check_axes, check_floating, check_key_mask, check_same, shape
+from leap.ops.derivatives import transformed
 from leap.ops.packing import run_packed
 from leap.ops.staircase import check_schedule
 from leap.ops.state import Recurrent, accumulator, as_given, mask_tokens, state
@@ -278,7 +281,8 @@ def _attend(
 ) -> Tensor:
     given: dict[str, Any] = {"dropout_p": dropout, "is_causal": is_causal}
     if log_gate is None:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=sees, **given)
+        with _fitting_kernel():
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=sees, **given)
     # With C the running sum of log gates, C_i - C_j comes to a score. C_i is the same for all keys
     # and cancels in the softmax, so it is enough that keys have -C_j as one feature more, and
     # queries a 1: no matrix of biases, and the fast kernels stay. They want values as wide.
@@ -289,8 +293,14 @@ def _attend(
         lift = -log_gate.to(dtype).cumsum(dim=-1).unsqueeze(-1)
         q1 = F.pad(q.to(dtype) / math.sqrt(width), (0, 1), value=1.0)
         k1, v0 = torch.cat([k.to(dtype), lift], dim=-1), F.pad(v.to(dtype), (0, 1))
-        o = F.scaled_dot_product_attention(q1, k1, v0, attn_mask=sees, scale=1.0, **given)
+        with _fitting_kernel():
+            o = F.scaled_dot_product_attention(q1, k1, v0, attn_mask=sees, scale=1.0, **given)
     return o[..., :n_value].to(v.dtype)
+
+
+def _fitting_kernel() -> AbstractContextManager[Any]:
+    """Plain operations under transforms of `torch.func`, which know no kernels."""
+    return sdpa_kernel(SDPBackend.MATH) if transformed() else nullcontext()
 
 
 def _sight(

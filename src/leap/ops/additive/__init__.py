@@ -17,10 +17,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from leap.errors import InputError
-from leap.ops.additive.blocked import attend
+from leap.ops.additive.blocked import attend, plain
 from leap.ops.additive.reference import additive_attention_reference
 from leap.ops.additive.state import FocusState, WindowState
 from leap.ops.checks import check_axes, check_floating, check_key_mask, check_same, shape
+from leap.ops.derivatives import transformed
 from leap.ops.packing import run_packed
 from leap.ops.state import Recurrent, accumulator, count_tokens, mask_tokens
 
@@ -78,11 +79,17 @@ def additive_attention(
     if focus.shape[2] == 1:
         o, after = _step(focus, v, before, key_mask)
     else:
-        past = (None, None, None) if state is None else before.elements()
-        o, _, peak, _, sum, mass = attend(focus, v, key_mask, *past, window)
+        past: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
+        if state is not None:
+            past = before.elements()
+        if transformed():
+            o, peak, sum, mass = plain(focus, v, key_mask, *past, window)
+        else:
+            o, _, peaks, _, sum, mass = attend(focus, v, key_mask, *past, window)
+            peak = peaks[..., -1]
         if state is None and window is None:
             length = before.length + count_tokens(v, key_mask)
-            after = FocusState.made_of(peak[..., -1], mass, sum, length)
+            after = FocusState.made_of(peak, mass, sum, length)
         else:
             after = before.advance(focus=focus, v=v, key_mask=key_mask)
     if before.trail is None:

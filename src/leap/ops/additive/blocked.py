@@ -31,14 +31,16 @@ Axes: b batch, h heads, t tokens, p values; n rows of b x h, and g blocks, are w
 import math
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from leap.ops.derivatives import differentiable_again, gradients
 from leap.ops.state import accumulator, as_given
 
+ROWS = 64  # Tokens whose weights are formed at once where the kernel is not used.
 BLOCK = 16  # Tokens a block: weights cost BLOCK a token, totals 1 / BLOCK.
 CACHE = 8192  # Tokens worked on at once on a processor, so that what they need stays in its cache.
 
@@ -452,6 +454,58 @@ def attend_backward(
     return dfocus, dv, *dpast
 
 
+def plain(
+    focus: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    past_focus: Tensor | None,
+    past_v: Tensor | None,
+    past_mass: Tensor | None,
+    window: int | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The attended values, and M, N and Z of the last token, by operations of torch alone.
+
+    Weights of some tokens at a time, to what was kept of the past before them: one element for all
+    of it, or as many as the window has. So the memory is O(t) for any window of a given size.
+    """
+    dtype, order = accumulator(focus, v), _real_first(mask, window)
+    logit, values = focus.to(dtype), v.to(dtype)
+    if mask is not None:
+        logit = logit.masked_fill(~mask.unsqueeze(1), -math.inf)
+        values = values.masked_fill(~mask[:, None, :, None], 0)
+    if order is not None:
+        logit = logit.take_along_dim(order[:, None], dim=2)
+        values = values.take_along_dim(order[:, None, :, None], dim=2)
+    past = _Past.of(past_focus, past_v, past_mass)
+    past = past or _Past(logit[:, :, :0], values[:, :, :0], logit[:, :, :0])
+    past = _Past(*(x.to(dtype) for x in past))
+    outputs = []
+    with as_given(v):
+        for new in zip(logit.split(ROWS, 2), values.split(ROWS, 2), strict=True):
+            n_past = past.logit.shape[2]
+            row = torch.arange(new[0].shape[2], device=v.device).unsqueeze(1) + n_past
+            element = torch.arange(n_past + new[0].shape[2], device=v.device)
+            sees = element <= row if window is None else (element <= row) & (element > row - window)
+            tokens = _Past(*new, torch.ones_like(new[0]))
+            seen = _Past(*(torch.cat(both, 2) for both in zip(past, tokens, strict=True)))
+            logits = seen.logit.unsqueeze(2).masked_fill(~sees, -math.inf)
+            peak = logits.detach().amax(-1)
+            weights = (logits - ceiling_over(peak).unsqueeze(-1)).exp()
+            n, z = weights @ seen.values, (weights @ seen.mass.unsqueeze(-1)).squeeze(-1)
+            outputs.append(n / z.clamp_min(1).unsqueeze(-1))
+            last = peak[..., -1], n[:, :, -1], z[..., -1]
+            if window is None:
+                past = _Past(*(x.unsqueeze(2) for x in last))
+            else:
+                past = _Past(*(x[:, :, max(x.shape[2] - window + 1, 0) :] for x in seen))
+    o = torch.cat(outputs, dim=2)
+    if order is not None:
+        o = o.take_along_dim(order.argsort(dim=-1)[:, None, :, None], dim=2)
+    if mask is not None:
+        o = o.masked_fill(~mask[:, None, :, None], 0)
+    return o.to(v.dtype), *last
+
+
 def _outputs(focus: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     b, h, t, p = v.shape
     peaks = v.new_empty(b, h, t, dtype=accumulator(focus, v))
@@ -492,9 +546,16 @@ def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 
 def _differentiate(ctx, do, _dunrounded, _dpeaks, _dinverses, dn_last, dz_last):  # type: ignore[no-untyped-def]
     saved = ctx.saved_tensors  # Once: checkpointing computes them anew at each look.
+    if differentiable_again():
+        return gradients(_sums, (*saved[:-3], ctx.window), (do, dn_last, dz_last))
     do = torch.zeros_like(saved[1]) if do is None else do
     dfocus, dv, *dpast = attend_backward(do, dn_last, dz_last, *saved, ctx.window)
     return dfocus, dv, None, *(x if x.numel() else None for x in dpast), None
+
+
+def _sums(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    o, _, n_last, z_last = plain(*inputs)
+    return o, n_last, z_last
 
 
 attend.register_autograd(_differentiate, setup_context=_save)

@@ -24,9 +24,13 @@ from token i on and to scale back all that is written from there on, and so with
 Axes: b batch, h heads, t tokens, f features, e values; r = b h rows, n chunks, c tokens of a chunk.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.linalg import solve_triangular
+
+from leap.ops.derivatives import differentiable_again, gradients, transformed
 
 
 def attend(
@@ -35,8 +39,9 @@ def attend(
     """Attended values `[b, h, t, e]`, and S after the last token."""
     if log_gate is None:
         log_gate = torch.zeros_like(beta)
-    cut = [_cut(x, size) for x in (q, k, v, beta.unsqueeze(-1), log_gate.unsqueeze(-1))]
-    o, after, *_ = attend_chunks(*cut, s.flatten(0, 1))
+    given = (q, k, v, beta.unsqueeze(-1), log_gate.unsqueeze(-1))
+    run: Callable[..., tuple[Tensor, ...]] = plain if transformed() else attend_chunks
+    o, after, *_ = run(*(_cut(x, size) for x in given), s.flatten(0, 1))
     return o.reshape(*q.shape[:2], -1, v.shape[-1])[:, :, : q.shape[2]], after.view_as(s)
 
 
@@ -46,8 +51,7 @@ def _cut(x: Tensor, size: int) -> Tensor:
     return x.reshape(x.shape[0] * x.shape[1], -1, size, x.shape[-1])
 
 
-@torch.library.custom_op("leap::causal_delta_attention", mutates_args=())
-def attend_chunks(
+def plain(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_gate: Tensor, s: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """All chunks of all rows, q, k, v, beta and log_gate `[r, n, c, ...]`, after the state s.
@@ -70,13 +74,16 @@ def attend_chunks(
         since[:, :, -1:].unbind(1),
         strict=True,
     ):
-        states.append(torch.baddbmm(added, turned, states[-1]).addcmul_(states[-1], end))
+        states.append(torch.addcmul(torch.baddbmm(added, turned, states[-1]), states[-1], end))
     marks = torch.stack(states, dim=1)
 
     through = scores @ solved
     seen = through[..., e:].addcmul(q, since)
     o = (seen @ marks[:, :-1]).add_(through[..., :e])
     return o, states[-1].clone(), marks, left, scores, system, solved, change, seen
+
+
+attend_chunks = torch.library.custom_op("leap::causal_delta_attention", plain, mutates_args=())
 
 
 @torch.library.custom_op("leap::causal_delta_attention_backward", mutates_args=())
@@ -150,15 +157,17 @@ def _(do, ds, q, k, v, beta, log_gate, *saved):  # type: ignore[no-untyped-def]
 
 
 def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    *tokens, _s = inputs
+    *tokens, s = inputs
     o, _after, *saved = output
-    ctx.save_for_backward(*tokens, o, *saved)
+    ctx.save_for_backward(s, *tokens, o, *saved)
     ctx.mark_non_differentiable(*saved)
     ctx.set_materialize_grads(False)  # Zeros for what is saved would be as large as it is.
 
 
 def _differentiate(ctx, do, ds, *_dsaved):  # type: ignore[no-untyped-def]
-    saved = ctx.saved_tensors  # Once: checkpointing computes them anew at each look.
+    s, *saved = ctx.saved_tensors  # Once: checkpointing computes them anew at each look.
+    if differentiable_again():
+        return gradients(lambda *inputs: plain(*inputs)[:2], (*saved[:5], s), (do, ds))
     o, marks = saved[5:7]
     do = torch.zeros_like(o) if do is None else do
     ds = torch.zeros_like(marks[:, 0]) if ds is None else ds

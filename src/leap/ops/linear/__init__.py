@@ -32,17 +32,15 @@ from torch import Tensor
 
 from leap.errors import InputError
 from leap.ops.checks import check_axes, check_floating, check_key_mask, check_same, shape
+from leap.ops.derivatives import transformed
 from leap.ops.features import cosine
-from leap.ops.linear import chunked, square, step, two_way, whole
-from leap.ops.linear.gated import LOWEST, gated_attend
+from leap.ops.linear import chunked, gated, square, step, two_way, whole
+from leap.ops.linear.gated import LOWEST
 from leap.ops.linear.parts import (
     Tokens,
-    normalised,
     precision,
     state_width,
-    unit_scale,
     wide_keys,
-    wide_queries,
     without_pads,
 )
 from leap.ops.linear.reference import (
@@ -118,9 +116,8 @@ def read_and_attend(
         o = square.attend(tokens, normalise=normalise, eps=eps)
         return o, _state_of(wide_keys(tokens), tokens.v, key_mask)
     mask = None if key_mask is None else key_mask[:, None, :, None]
-    o, kv, k_sum, *_ = whole.attend(
-        q, k, v, tokens.x, tokens.y, mask, precision(tokens), normalise, eps
-    )
+    attend = whole.plain if transformed() else whole.attend
+    o, kv, k_sum, *_ = attend(q, k, v, tokens.x, tokens.y, mask, precision(tokens), normalise, eps)
     return o, LinearState(kv=kv, k=k_sum, length=_lengths(v, key_mask))
 
 
@@ -431,20 +428,11 @@ def _in_chunks(
     chunk_size: int,
     eps: float,
 ) -> tuple[Tensor, LinearState]:
-    o, _, kv, k_sum, *_ = chunked.attend(
-        tokens.q,
-        tokens.k,
-        tokens.v,
-        tokens.x,
-        tokens.y,
-        log_gate,
-        rate,
-        before.kv,
-        before.k,
-        chunk_size,
-        normalise,
-        eps,
-    )
+    given = *tokens, log_gate, rate, before.kv, before.k
+    if transformed():
+        o, kv, k_sum = chunked.plain(*given, chunk_size, normalise, eps)
+    else:
+        o, _, kv, k_sum, *_ = chunked.attend(*given, chunk_size, normalise, eps)
     log_decay = before.log_decay
     if log_decay is not None and log_gate is not None:
         log_decay = log_decay + log_gate.sum(2, keepdim=True)
@@ -463,15 +451,12 @@ def _with_gates_of_features(
     chunk_size: int,
     eps: float,
 ) -> tuple[Tensor, LinearState]:
-    q, k, v = wide_queries(tokens), wide_keys(tokens), tokens.v.to(precision(tokens))
-    scale = unit_scale(q)
-    num, den, kv, k_sum = gated_attend(q * scale, k, v, log_gate, before.kv, before.k, chunk_size)
-    o = normalised(num, den, eps * scale) if normalise else num / scale
+    options: dict[str, Any] = {"normalise": normalise, "chunk_size": chunk_size, "eps": eps}
+    o, kv, k_sum = gated.attend(tokens, log_gate, before.kv, before.k, **options)
     assert before.log_decay is not None  # `_attend` saw to it.
     log_decay = before.log_decay + log_gate.sum(2)
     length = before.length + n_real
-    after = replace(before, kv=kv, k=k_sum, log_decay=log_decay, length=length, trail=None)
-    return o.to(tokens.v.dtype), after
+    return o, replace(before, kv=kv, k=k_sum, log_decay=log_decay, length=length, trail=None)
 
 
 def _checked_fade(fade: Sequence[float], q: Tensor) -> list[float]:

@@ -39,8 +39,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from leap.ops.derivatives import differentiable_again, gradients
 from leap.ops.features import widen
+from leap.ops.linear import gated
 from leap.ops.linear.parts import (
+    Tokens,
     like,
     normalised,
     part,
@@ -354,6 +357,30 @@ def _states_before(chunks: list[_Chunk], kv: Tensor, k_sum: Tensor) -> list[tupl
     return states
 
 
+def plain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    x: Tensor | None,
+    y: Tensor | None,
+    log_gate: Tensor | None,
+    rate: Sequence[float] | None,
+    kv: Tensor,
+    k_sum: Tensor,
+    chunk_size: int,
+    normalise: bool,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Attended values and the state after as `attend` has them, by operations of torch alone."""
+    if log_gate is None:
+        log_gate = kv.new_tensor([0.0] * q.shape[1] if rate is None else rate)
+        log_gate = log_gate.unsqueeze(-1).expand(q.shape[:3])
+    tokens, gates = Tokens(q, k, v, x, y), log_gate.unsqueeze(-1)
+    return gated.attend(
+        tokens, gates, kv, k_sum, normalise=normalise, chunk_size=chunk_size, eps=eps
+    )
+
+
 @attend.register_fake
 def _(q, k, v, x, y, log_gate, rate, kv, k_sum, chunk_size, normalise, eps):  # type: ignore[no-untyped-def]
     return _outputs(q, v, kv, k_sum, chunk_size)
@@ -366,15 +393,18 @@ def _(do, dkv, dk_sum, q, k, v, x, y, log_gate, *others):  # type: ignore[no-unt
 
 
 def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    *tensors, ctx.rate, _kv, _k_sum, ctx.chunk_size, ctx.normalise, ctx.eps = inputs
+    *tensors, ctx.rate, kv, k_sum, ctx.chunk_size, ctx.normalise, ctx.eps = inputs
     o, den, kv_after, k_sum_after, *marks = output
-    ctx.save_for_backward(*tensors, o, den, kv_after, k_sum_after, *marks)
+    ctx.save_for_backward(kv, k_sum, *tensors, o, den, kv_after, k_sum_after, *marks)
     ctx.mark_non_differentiable(den, *marks)
     ctx.set_materialize_grads(False)  # Zeros for the marks would be as large as they are.
 
 
 def _differentiate(ctx, do, _dden, dkv, dk_sum, *_dmarks):  # type: ignore[no-untyped-def]
-    saved = ctx.saved_tensors  # Once: checkpointing computes them anew at each look.
+    kv, k_sum, *saved = ctx.saved_tensors  # Once: checkpointing computes them anew at each look.
+    if differentiable_again():
+        given = *saved[:-6], ctx.rate, kv, k_sum, ctx.chunk_size, ctx.normalise, ctx.eps
+        return gradients(plain, given, (do, dkv, dk_sum))
     o, _, kv_after, k_sum_after, *_ = saved[-6:]
     do = torch.zeros_like(o) if do is None else do
     dkv = torch.zeros_like(kv_after) if dkv is None else dkv

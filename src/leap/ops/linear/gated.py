@@ -14,12 +14,47 @@ Axes: b batch, h heads, c tokens of a chunk, f features, e values.
 import torch
 from torch import Tensor
 
+from leap.ops.linear.parts import (
+    Tokens,
+    normalised,
+    precision,
+    unit_scale,
+    wide_keys,
+    wide_queries,
+)
 from leap.ops.state import as_given
 
 LOWEST = -100.0  # A gate of 0 has the log -inf, and -inf - -inf is no number. e^-100 is 4e-44.
 
 
-def gated_attend(
+def attend(
+    tokens: Tokens,
+    log_gate: Tensor,
+    kv: Tensor,
+    k_sum: Tensor,
+    *,
+    normalise: bool,
+    chunk_size: int,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Attended values `[b, h, t, e]`, and the state after the last token, kv and k_sum.
+
+    Args:
+        tokens: 0 at pads.
+        log_gate: of each feature with its re-weighting, or one for all, 0 at pads.
+        kv, k_sum: the state before the first token.
+        normalise: divide by the sum of scores; without it, the weighted sum itself.
+        chunk_size: tokens attended to at once.
+        eps: floor of that sum.
+    """
+    q, k, v = wide_queries(tokens), wide_keys(tokens), tokens.v.to(precision(tokens))
+    scale = unit_scale(q)
+    num, den, kv, k_sum = _sums(q * scale, k, v, log_gate, kv, k_sum, chunk_size)
+    o = normalised(num, den, eps * scale) if normalise else num / scale
+    return o.to(tokens.v.dtype), kv, k_sum
+
+
+def _sums(
     q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, kv: Tensor, k_sum: Tensor, chunk_size: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Numerators `[b, h, t, e]`, denominators `[b, h, t, 1]` and the sums after the last token."""

@@ -17,8 +17,10 @@ Axes: b batch, h heads, t queries, n keys, f features, e values, r rank of the r
 import torch
 from torch import Tensor
 
+from leap.ops.derivatives import differentiable_again, gradients
 from leap.ops.features import widen
 from leap.ops.linear.parts import (
+    Tokens,
     like,
     normalised,
     part,
@@ -26,7 +28,10 @@ from leap.ops.linear.parts import (
     spans,
     through_the_division,
     unit_scale,
+    wide_keys,
+    wide_queries,
     widen_backward,
+    without_pads,
 )
 from leap.ops.state import as_given
 
@@ -182,6 +187,29 @@ def _outputs(
     return o, kv, k_sum, den, scale
 
 
+def plain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    x: Tensor | None,
+    y: Tensor | None,
+    key_mask: Tensor | None,
+    total: torch.dtype,
+    normalise: bool,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Attended values, kv and k_sum as `attend` has them, by operations of torch alone."""
+    mask = None if key_mask is None else key_mask.flatten(1)
+    tokens = without_pads(Tokens(q, k, v, x, y), mask)
+    fq, fk = wide_queries(tokens).to(total), wide_keys(tokens).to(total)
+    scale = unit_scale(fq)
+    with as_given(q):
+        kv, k_sum = fk.mT @ tokens.v.to(total), fk.sum(2)
+        num, den = (fq * scale) @ kv, (fq * scale) @ k_sum.unsqueeze(-1)
+    o = normalised(num, den, eps * scale) if normalise else num / scale
+    return o.to(v.dtype), kv, k_sum
+
+
 @attend.register_fake
 def _(q, k, v, x, y, key_mask, total, normalise, eps):  # type: ignore[no-untyped-def]
     return _outputs(q, k, v, x, total)
@@ -193,7 +221,7 @@ def _(do, dkv, dk_sum, q, k, v, x, y, *others):  # type: ignore[no-untyped-def]
 
 
 def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    *tensors, _total, ctx.normalise, ctx.eps = inputs
+    *tensors, ctx.total, ctx.normalise, ctx.eps = inputs
     ctx.save_for_backward(*tensors, *output)
     ctx.mark_non_differentiable(*output[3:])
     ctx.set_materialize_grads(False)
@@ -201,6 +229,9 @@ def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 
 def _differentiate(ctx, do, dkv, dk_sum, *_none):  # type: ignore[no-untyped-def]
     saved = ctx.saved_tensors  # Once: checkpointing computes them anew at each look.
+    if differentiable_again():
+        given = *saved[:-5], ctx.total, ctx.normalise, ctx.eps
+        return gradients(plain, given, (do, dkv, dk_sum))
     o, kv, k_sum = saved[-5:-2]
     grads = attend_backward(
         torch.zeros_like(o) if do is None else do,
