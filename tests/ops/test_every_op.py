@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.autograd import forward_ad
 from torch.func import grad, jacrev, jvp, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -367,3 +369,61 @@ def test_forward_mode_gives_the_same(op, length):
     with forward_ad.dual_level():
         dual = [forward_ad.make_dual(x, d) for x, d in zip(inputs, along, strict=True)]
         assert_close(forward_ad.unpack_dual(loss(*dual)).tangent, expected)
+
+
+# Extremes
+
+MAGNITUDES = [0.0, 1e-18, 1e-9, 1e-3, 1.0, 1e3, 1e9, 1e15]
+GATES = [0.0, 1e-18, 1e-3, 1.0, 30.0, 100.0]
+UNSCALED = ("p", "s", "beta", "turn", "mass")  # From 0 to 1, or 1 at most, by what they mean.
+extremes = st.fixed_dictionaries(
+    {
+        name: st.sampled_from(GATES if name.startswith("shut") else MAGNITUDES)
+        for name in SHAPES
+        if name not in UNSCALED
+    }
+)
+
+
+@every_op
+@settings(max_examples=12)
+@given(
+    length=st.sampled_from([1, 2, 17, 67]),
+    magnitude=extremes,
+    constant=st.booleans(),
+    layout=st.sampled_from(LAYOUTS),
+    masked=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_finite_inputs_of_any_strides_have_finite_gradients(
+    op, length, magnitude, constant, layout, masked, seed
+):
+    inputs = []
+    for name, x in zip(
+        op.inputs.split(), op.make(length, dtype=torch.float32, seed=seed), strict=True
+    ):
+        x = torch.ones_like(x) if constant else x
+        x = x * magnitude.get(name, 1.0)
+        inputs.append(x if x.ndim < 2 else layout(x))
+    mask = make_mask(op.length(inputs), BATCH) if masked else None
+    out, grads = gradients(op, inputs, mask=mask)
+    assert all(x.isfinite().all() for x in out)
+    for name, x in zip(op.inputs.split(), grads, strict=True):
+        assert x.isfinite().all(), name
+
+
+@settings(max_examples=60)
+@given(
+    length=st.integers(1, 90),
+    window=st.integers(1, 100),
+    focus=st.sampled_from(MAGNITUDES),
+    v=st.sampled_from(MAGNITUDES),
+    layout=st.sampled_from(LAYOUTS),
+    seed=st.integers(0, 99),
+)
+def test_windows_of_every_size_have_finite_gradients(length, window, focus, v, layout, seed):
+    op = Op("focus v", additive(window))
+    inputs = op.make(length, dtype=torch.float32, seed=seed)
+    inputs = [layout(x * scale) for x, scale in zip(inputs, (focus, v), strict=True)]
+    out, grads = gradients(op, inputs)
+    assert all(x.isfinite().all() for x in (*out, *grads))
