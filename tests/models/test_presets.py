@@ -42,7 +42,7 @@ def test_the_state_is_of_a_few_mebibytes_at_most(name, attention):
         x = torch.zeros(1, window or 1, config.hidden_size)
         _, state = config.build_attention(layer)(x)
         n_bytes[window] = state.n_bytes
-    assert sum(n_bytes[window] for window in config.windows) < 32 * 2**20
+    assert sum(n_bytes[window] for window in config.windows) < 40 * 2**20
 
 
 def test_linear_attention_fades_but_for_the_papers_own_models():

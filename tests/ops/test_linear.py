@@ -455,7 +455,7 @@ def test_gradients_of_any_layout_come_in_through_the_state():
     upstream = torch.randn(3, 2, 3, 5, dtype=torch.double).permute(1, 0, 3, 2)
     assert not upstream.is_contiguous()
     start = torch.zeros(2, 3, 5, 3, dtype=torch.double, requires_grad=True)
-    before = LinearState.empty(2, 3, 5, 3, dtype=torch.double)
+    before = LinearState.empty(2, 3, 5, 3)
     _, state = causal_linear_attention(q, k, v, replace(before, kv=start), chunk_size=4)
     expected = torch.autograd.grad(start + k.mT @ v, (start, k, v), upstream)
     assert_close(torch.autograd.grad(state.kv, (start, k, v), upstream), expected)
@@ -473,10 +473,46 @@ def test_the_state_is_of_fixed_size_and_full_precision(dtype):
     sizes = set()
     for length in (1, 5, 100):
         _, state = causal_linear_attention(*make_qkv(length, dtype=dtype))
-        assert state.kv.dtype == torch.promote_types(dtype, torch.float32)
+        assert state.kv.dtype == state.k.dtype == torch.float64
         assert state.length.tolist() == [length, length]
         sizes.add(state.n_bytes)
     assert len(sizes) == 1
+
+
+def alike(n, heads=1):
+    """Tokens that are all the same: their sums round the same way again and again."""
+    q, k = torch.full((1, heads, n, 2), 0.7), torch.tensor([0.3, 0.9]).expand(1, heads, n, 2)
+    return q, k, torch.tensor([0.77, 0.11]).expand(1, heads, n, 2)
+
+
+def assert_sums_of(state, n):
+    _, k, v = (x[0, 0, 0].double() for x in alike(1))
+    assert state.length.tolist() == [n]
+    assert_close(state.k, (n * k).expand_as(state.k), rtol=1e-5, atol=0)
+    assert_close(state.kv, (n * torch.outer(k, v)).expand_as(state.kv), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("n_at_once", [1, 8])
+def test_sums_do_not_drift_over_a_million_tokens_read_a_few_at_a_time(n_at_once):
+    o, state = causal_linear_attention(*alike(n_at_once))
+    while state.length < 2**20:
+        state = state.merge(state)
+    for _ in range(2000):
+        o, state = causal_linear_attention(*alike(n_at_once), state)
+    assert_sums_of(state, 2**20 + 2000 * n_at_once)
+    assert_close(o, alike(n_at_once)[2], rtol=1e-5, atol=0)
+
+
+def test_sums_do_not_drift_over_many_chunks():
+    n = 2**18
+    o, state = causal_linear_attention(*alike(n))
+    assert_sums_of(state, n)
+    assert_close(o, alike(n)[2], rtol=1e-5, atol=0)
+
+
+def test_sums_over_a_source_of_a_million_tokens_are_exact():
+    _, state = read_and_attend(alike(8, heads=8)[0], *alike(1_000_000, heads=8)[1:])
+    assert_sums_of(state, 1_000_000)
 
 
 # Pads and packing

@@ -1,6 +1,7 @@
 """Promises of the states: rows, files, merging, and taking tokens back."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,16 @@ def test_several_states_share_a_file(tmp_path):
     assert torch.equal(loaded["second"].kv, states["second"].kv)
 
 
+def test_a_state_saved_in_single_precision_is_read_on_from(tmp_path):
+    q, k, v = (torch.rand(2, 3, 70, 4) for _ in "qkv")
+    first, second = ([x[:, :, part] for x in (q, k, v)] for part in (slice(0, 60), slice(60, 70)))
+    _, state = causal_linear_attention(*first)
+    replace(state, kv=state.kv.float(), k=state.k.float()).save(tmp_path / "state.safetensors")
+    o, after = causal_linear_attention(*second, load_state(tmp_path / "state.safetensors"))
+    assert after.kv.dtype == after.k.dtype == torch.float64
+    assert_close(o, causal_linear_attention(q, k, v)[0][:, :, 60:])
+
+
 @pytest.mark.parametrize("what", ["missing", "empty", "truncated", "text", "tensors", "unknown"])
 def test_a_broken_file_is_named(tmp_path: Path, what):
     path = tmp_path / "state.safetensors"
@@ -151,7 +162,7 @@ def test_a_gated_state_says_why_it_cannot_subtract():
 @pytest.mark.parametrize("pads", [False, True])
 @pytest.mark.parametrize("n", [0, 1, 4, 7])
 def test_the_last_tokens_can_be_taken_back(n, gated, pads):
-    state = make_state(gated=gated, dtype=torch.double).record(limit=7)
+    state = make_state(gated=gated).record(limit=7)
     tokens = make_tokens(7, seed=1, dtype=torch.double)
     mask = torch.rand(2, 7) < 0.5 if pads else None
     gate = -torch.rand(2, 3, 7, dtype=torch.double) if gated else None
@@ -187,8 +198,8 @@ def test_a_proportional_state_is_recorded_too():
 
 
 def test_a_long_recording_keeps_what_the_limit_asks_for_and_no_more_than_twice_that():
-    state = LinearState.empty(1, 1, 2, 2, dtype=torch.double).record(limit=4)
-    plain = LinearState.empty(1, 1, 2, 2, dtype=torch.double)
+    state = LinearState.empty(1, 1, 2, 2).record(limit=4)
+    plain = LinearState.empty(1, 1, 2, 2)
     history = [plain]
     for seed in range(50):
         tokens = make_tokens(

@@ -176,4 +176,4 @@ def test_hands_that_point_apart_never_make_a_score_negative(dtype, clocks):
 def test_a_state_without_clocks_is_named():
     q, k, v, turn, gate = make_inputs(4)
     with pytest.raises(InputError, match="no clocks"):
-        attend(q, k, v, turn, gate, LinearState.empty(2, 3, 15, 4, dtype=torch.double))
+        attend(q, k, v, turn, gate, LinearState.empty(2, 3, 15, 4))

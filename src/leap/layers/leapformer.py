@@ -544,7 +544,7 @@ class LeapformerAttention(DotProductAttention):
         return torch.cat([x, x], dim=1) if self.has_own_denominator else x
 
     def _attend(self, q: Tensor, read: LinearState) -> Tensor:
-        o = read.attend(q.to(read.kv.dtype), normalise=self.normalise, eps=self.eps)
+        o = read.attend(q.to(accumulator(q)), normalise=self.normalise, eps=self.eps)
         return self._divided(o)
 
     def _divided(self, o: Tensor) -> Tensor:
@@ -578,7 +578,7 @@ def _read(
     Keys stand where they have come to already, so that the past's clocks do not turn them on.
     """
     (b, h, _, f), width = k.shape, v.shape[-1]
-    read = LinearState.empty(b, h, f, width, dtype=accumulator(v), device=v.device)
+    read = LinearState.empty(b, h, f, width, device=v.device)
     read = read.advance(k=k, v=v, key_mask=key_mask)
     if past is None:
         return replace(read, angle=angle)

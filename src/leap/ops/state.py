@@ -310,6 +310,11 @@ def accumulator(*tensors: Tensor) -> torch.dtype:
     return dtype
 
 
+def finest(device: torch.device | str) -> torch.dtype:
+    """The finest precision there is; Apple's graphics processors know no float64."""
+    return torch.float32 if torch.device(device).type == "mps" else torch.float64
+
+
 def as_given(x: Tensor) -> AbstractContextManager[Any]:
     """A context in which products keep the precision of what is multiplied.
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from leap.errors import InputError
 from leap.ops.checks import shape
-from leap.ops.state import Recurrent, count_tokens, mask_tokens, state
+from leap.ops.state import Recurrent, count_tokens, finest, mask_tokens, state
 
 TURN = 2 * math.pi
 
@@ -44,7 +44,7 @@ class ClockState(Recurrent):
         """Before the first token, for steps like these."""
         b, h, _, m = turn.shape
         return cls(
-            turn.new_zeros(b, h, m, dtype=_exact(turn)),
+            turn.new_zeros(b, h, m, dtype=finest(turn.device)),
             length=torch.zeros(b, dtype=torch.long, device=turn.device),
         )
 
@@ -83,7 +83,7 @@ def travelled(
         angle: where they stood before; at 0 by default.
         key_mask: true at real tokens; pads take no step.
     """
-    exact = _exact(turn)
+    exact = finest(turn.device)
     angles = mask_tokens(turn.to(exact), key_mask).cumsum(2)
     if angle is not None:
         if angle.shape != (*turn.shape[:2], turn.shape[3]):
@@ -123,8 +123,3 @@ def turned_on(
         c, s = hands[2 * i], hands[2 * i + 1]
         turned += [c * cos[:, :, i] - s * sin[:, :, i], s * cos[:, :, i] + c * sin[:, :, i]]
     return torch.stack(turned, dim=2).flatten(2, 3)
-
-
-def _exact(x: Tensor) -> torch.dtype:
-    """Double precision, which MPS does not have."""
-    return torch.float32 if x.device.type == "mps" else torch.float64

@@ -19,7 +19,15 @@ from torch import Tensor
 from leap.errors import InputError
 from leap.ops.additive.blocked import ceiling_over
 from leap.ops.checks import shape
-from leap.ops.state import Recurrent, accumulator, as_given, count_tokens, mask_tokens, state
+from leap.ops.state import (
+    Recurrent,
+    accumulator,
+    as_given,
+    count_tokens,
+    finest,
+    mask_tokens,
+    state,
+)
 
 
 @state
@@ -45,7 +53,7 @@ class FocusState(Recurrent):
         device: torch.device | str = "cpu",
     ) -> "FocusState":
         """The state before the first token."""
-        mass = torch.zeros(batch, heads, dtype=_finest(device), device=device)
+        mass = torch.zeros(batch, heads, dtype=finest(device), device=device)
         return cls(
             peak=torch.full_like(mass, -torch.inf),
             mass=mass,
@@ -75,7 +83,7 @@ class FocusState(Recurrent):
     @classmethod
     def made_of(cls, peak: Tensor, mass: Tensor, sum: Tensor, length: Tensor) -> "FocusState":
         """The state of a triple of any precision."""
-        peak, mass, sum = (x.to(_finest(x.device)) for x in (peak.detach(), mass, sum))
+        peak, mass, sum = (x.to(finest(x.device)) for x in (peak.detach(), mass, sum))
         return cls(peak=peak, mass=mass, sum=sum, length=length)
 
     def sizes(self) -> tuple[int, ...]:
@@ -191,11 +199,6 @@ class WindowState(Recurrent):
     def elements(self) -> tuple[Tensor, Tensor, Tensor]:
         """The past as the kernel takes it: token by token, those not yet there with weight 0."""
         return self.focus, self.v, torch.ones_like(self.focus)
-
-
-def _finest(device: torch.device | str) -> torch.dtype:
-    """The finest precision there is; Apple's graphics processors know no float64."""
-    return torch.float32 if torch.device(device).type == "mps" else torch.float64
 
 
 def mask_focus(focus: Tensor, key_mask: Tensor | None) -> Tensor:

@@ -50,7 +50,7 @@ from leap.ops.linear.reference import (
 )
 from leap.ops.linear.state import LinearState
 from leap.ops.packing import run_packed
-from leap.ops.state import as_given, count_tokens, mask_tokens
+from leap.ops.state import as_given, count_tokens, finest, mask_tokens
 from leap.ops.travel import clock, travelled
 
 __all__ = [
@@ -364,17 +364,19 @@ def _attend(
     n_real = count_tokens(tokens.k, key_mask)
 
     if tokens.q.shape[2] == 1:
-        gate = log_gate if rate is None else tokens.k.new_tensor(rate, dtype=precision(tokens))
-        gate = (
-            None if gate is None else gate.reshape(-1, tokens.k.shape[1], *gate.shape[3:] or (1,))
-        )
+        gate = None if log_gate is None else log_gate.squeeze(2)
+        if rate is not None:
+            gate = tokens.k.new_tensor(rate, dtype=precision(tokens)).view(1, -1, 1)
         o, after = step.attend(tokens, before, gate, n_real=n_real, normalise=normalise, eps=eps)
     elif log_gate is not None and log_gate.shape[-1] > 1:
         o, after = _with_gates_of_features(tokens, before, log_gate, n_real, normalise, size, eps)
     else:
         gate = None if log_gate is None else log_gate.squeeze(-1)
-        attend = _in_a_square if state is None and _is_short(tokens.q, size) else _in_chunks
-        o, after = attend(tokens, before, gate, rate, n_real, normalise, size, eps)
+        if state is None and _is_short(tokens.q, size):
+            o, after = _in_a_square(tokens, before, gate, rate, n_real, normalise, eps)
+        else:
+            options: dict[str, Any] = {"is_first": state is None, "chunk_size": size, "eps": eps}
+            o, after = _in_chunks(tokens, before, gate, rate, n_real, normalise, **options)
     if before.trail is None:
         return o, after
     if key_mask is None:
@@ -396,7 +398,6 @@ def _in_a_square(
     rate: list[float] | None,
     n_real: Tensor | int,
     normalise: bool,
-    _chunk_size: int,
     eps: float,
 ) -> tuple[Tensor, LinearState]:
     """A short sequence from its beginning: no state is attended to, so scores are all there is."""
@@ -425,14 +426,18 @@ def _in_chunks(
     rate: list[float] | None,
     n_real: Tensor | int,
     normalise: bool,
+    *,
+    is_first: bool,
     chunk_size: int,
     eps: float,
 ) -> tuple[Tensor, LinearState]:
-    given = *tokens, log_gate, rate, before.kv, before.k
+    """Any tokens, from the beginning of a sequence or after the state of what was before."""
+    past = (None, None) if is_first else (before.kv, before.k)
+    given = *tokens, log_gate, rate, *past, chunk_size, normalise, eps
     if transformed():
-        o, kv, k_sum = chunked.plain(*given, chunk_size, normalise, eps)
+        o, kv, k_sum = chunked.plain(*given)
     else:
-        o, _, kv, k_sum, *_ = chunked.attend(*given, chunk_size, normalise, eps)
+        o, _, kv, k_sum, *_ = chunked.attend(*given)
     log_decay = before.log_decay
     if log_decay is not None and log_gate is not None:
         log_decay = log_decay + log_gate.sum(2, keepdim=True)
@@ -488,8 +493,8 @@ def _state_of(k: Tensor, v: Tensor, key_mask: Tensor | None) -> LinearState:
     """The state after all there is to a sequence so far, 0 at pads."""
     v = v.to(k.dtype)
     with as_given(k):
-        kv = k.mT @ v
-    return LinearState(kv=kv, k=k.sum(2), length=_lengths(v, key_mask))
+        kv, k_sum = (x.to(finest(k.device)) for x in (k.mT @ v, k.sum(2)))
+    return LinearState(kv=kv, k=k_sum, length=_lengths(v, key_mask))
 
 
 def _lengths(v: Tensor, key_mask: Tensor | None) -> Tensor:
@@ -502,7 +507,7 @@ def _begin(tokens: Tokens, state: LinearState | None) -> LinearState:
     k, v = tokens.k, tokens.v
     expected = (*k.shape[:2], state_width(tokens), v.shape[-1])
     if state is None:
-        return LinearState.empty(*expected, dtype=precision(tokens), device=v.device)
+        return LinearState.empty(*expected, device=v.device)
     if not isinstance(state, LinearState):
         raise InputError(
             f"state is a {type(state).__name__}; linear attention goes on from a LinearState"
@@ -512,7 +517,12 @@ def _begin(tokens: Tokens, state: LinearState | None) -> LinearState:
             f"state.kv is {shape(state.kv)}; with k {shape(k)} and v {shape(v)} "
             f"it must be {list(expected)}"
         )
-    return state
+    total = finest(v.device)  # A file of an earlier version holds less.
+    return (
+        state
+        if state.kv.dtype == total
+        else replace(state, kv=state.kv.to(total), k=state.k.to(total))
+    )
 
 
 def _chunk_size(chunk_size: int | None) -> int:

@@ -47,17 +47,20 @@ from leap.ops.linear.parts import (
     like,
     normalised,
     part,
+    precision,
     put,
     spans,
+    state_width,
     through_the_division,
     unit_scale,
     widen_backward,
 )
-from leap.ops.state import as_given
+from leap.ops.state import accumulator, as_given, finest
 
 Inputs = tuple[Tensor | None, ...]  # q, k, v, x, y and log_gate, `[b, h, t, ...]`.
 
 ROWS_AT_ONCE = 32  # With more rows a chunk's matrices outgrow the cache.
+STRETCHES_AT_ONCE = 8  # Added up before they are added, in double precision, to what was before.
 TOKENS_AT_ONCE = 1024  # Brought to full precision and scaled at once: a copy that fits the cache.
 
 
@@ -78,8 +81,7 @@ class _Fading:
     def of(cls, log_gate: Tensor) -> "_Fading":
         """Of gates `[n, c]`."""
         # In double precision, as sums of many that forget would swallow those that do not.
-        exact = log_gate.dtype if log_gate.device.type == "mps" else torch.float64
-        c = log_gate.to(exact).cumsum(1).unsqueeze(-1)
+        c = log_gate.to(finest(log_gate.device)).cumsum(1).unsqueeze(-1)
         last = c[:, -1:]
         exponents = (c - c.mT).clamp_max_(0), c, last - c, last
         return cls(*(each.to(log_gate.dtype).exp() for each in exponents))
@@ -220,6 +222,45 @@ class _Chunk:
         return dq.mul_(self.scale), dk, dv, dx, dy, dgate
 
 
+class _Sums:
+    """The state of some rows as it moves on: what lies far back, and what was added since.
+
+    To add each chunk to all that was before would round the sum of the whole past each time, and
+    tokens that are alike round it the same way. So the far past is of double precision, and is
+    added to only now and then. Queries see the two as one.
+    """
+
+    def __init__(self, far: tuple[Tensor, Tensor], dtype: torch.dtype, *, is_empty: bool) -> None:
+        self.far, self.is_empty = far, is_empty
+        self.rounded = tuple(x.to(dtype, copy=True) for x in far)
+        self.near = tuple(torch.zeros_like(x) for x in self.rounded)
+        self.left: Tensor | None = None  # Of the far past, since it was last added to.
+
+    def now(self) -> tuple[Tensor, ...]:
+        """kv and k_sum."""
+        if self.is_empty:
+            return self.near
+        pairs = zip(self.near, self.rounded, strict=True)
+        if self.left is None:
+            return tuple(near + far for near, far in pairs)
+        return tuple(torch.addcmul(near, far, self.left) for near, far in pairs)
+
+    def read(self, c: _Chunk) -> None:
+        """Move past a chunk."""
+        c.advance_(*self.near)
+        if c.fading is not None:
+            self.left = c.fading.across if self.left is None else self.left * c.fading.across
+
+    def settle(self) -> None:
+        """Add to the far past what was read since."""
+        for far, near, rounded in zip(self.far, self.near, self.rounded, strict=True):
+            if self.left is not None:
+                far *= self.left
+            rounded.copy_(far.add_(near))
+            near.zero_()
+        self.left, self.is_empty = None, False
+
+
 def row_spans(x: Tensor) -> list[slice]:
     """The batch of `[b, h, ...]` cut into pieces of so many rows as are computed at once."""
     return spans(x.shape[0], max(1, ROWS_AT_ONCE // max(1, x.shape[1])))
@@ -243,49 +284,56 @@ def attend(
     y: Tensor | None,
     log_gate: Tensor | None,
     rate: Sequence[float] | None,
-    kv: Tensor,
-    k_sum: Tensor,
+    kv: Tensor | None,
+    k_sum: Tensor | None,
     chunk_size: int,
     normalise: bool,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Attended values `[b, h, t, e]`, denominators `[b, h, t, 1]`, the state after, and marks.
 
-    Scores fade by gates `[b, h, t]`, or by a `rate` of each head. Marks are the states at the start
+    Scores fade by gates `[b, h, t]`, or by a `rate` of each head. At the start of a sequence no
+    state is given, as to add to zeros would take its time. Marks are the states at the start
     of each stretch, `[stretches, b, h, ...]`, for the backward. A custom op, so that a compiler
     takes it as it is: unrolling the loop would gain nothing.
     """
-    o, den, kv_after, k_sum_after, kv_marks, k_sum_marks = _outputs(q, v, kv, k_sum, chunk_size)
-    kv_after.copy_(kv)
-    k_sum_after.copy_(k_sum)
+    o, den, kv_after, k_sum_after, kv_marks, k_sum_marks = _outputs(q, k, v, x, chunk_size)
+    for after, before in ((kv_after, kv), (k_sum_after, k_sum)):
+        after.zero_() if before is None else after.copy_(before)
     inputs = q, k, v, x, y, log_gate
     with as_given(q):
         for rows in row_spans(q):
-            kv_, k_sum_ = part(kv_after, rows), part(k_sum_after, rows).unsqueeze(1)
-            constant = None if rate is None else _Constant(rate, kv_)
+            far = part(kv_after, rows), part(k_sum_after, rows).unsqueeze(1)
+            sums = _Sums(far, den.dtype, is_empty=kv is None)
+            constant = None if rate is None else _Constant(rate, sums.near[0])
             for i, stretch in enumerate(_stretches(q.shape[2], chunk_size)):
-                part(kv_marks[i], rows).copy_(kv_)
-                part(k_sum_marks[i], rows).copy_(k_sum_)
-                tokens = _Rows.of(inputs, rows, stretch, kv.dtype)
+                if i and i % STRETCHES_AT_ONCE == 0:
+                    sums.settle()
+                for marks, each in zip((kv_marks, k_sum_marks), sums.now(), strict=True):
+                    part(marks[i], rows).copy_(each)
+                tokens = _Rows.of(inputs, rows, stretch, den.dtype)
                 for span in spans(tokens.q.shape[1], chunk_size):
                     c = tokens.chunk(span, constant)
-                    num, den_c = c.attend(kv_, k_sum_)
+                    num, den_c = c.attend(*sums.now())
                     o_c = normalised(num, den_c, eps * c.scale) if normalise else num / c.scale
                     put(o_c, o[:, :, stretch], rows, span)
                     put(den_c, den[:, :, stretch], rows, span)
-                    c.advance_(kv_, k_sum_)
+                    sums.read(c)
+            sums.settle()
     return o, den, kv_after, k_sum_after, kv_marks, k_sum_marks
 
 
 def _outputs(
-    q: Tensor, v: Tensor, kv: Tensor, k_sum: Tensor, chunk_size: int
+    q: Tensor, k: Tensor, v: Tensor, x: Tensor | None, chunk_size: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     size = _stretch_size(chunk_size)
     n = (q.shape[2] + size - 1) // size  # Not by a loop, so that a compiler may leave t open.
-    b, h, f, e = kv.shape
-    after = kv.new_empty(kv.shape), k_sum.new_empty(k_sum.shape)
-    marks = kv.new_empty(n, b, h, f, e), k_sum.new_empty(n, b, h, 1, f)
-    return like(v), kv.new_empty(*v.shape[:3], 1), *after, *marks
+    (b, h, _, f), e = k.shape, v.shape[-1]
+    f = f if x is None else f * x.shape[-1]
+    kv = v.new_empty(b, h, f, e, dtype=finest(v.device))
+    den = v.new_empty(*v.shape[:3], 1, dtype=accumulator(q, k, v))
+    marks = den.new_empty(n, b, h, f, e), den.new_empty(n, b, h, 1, f)
+    return like(v), den, kv, kv.new_empty(b, h, f), *marks
 
 
 @torch.library.custom_op("leap::causal_linear_attention_backward", mutates_args=())
@@ -314,15 +362,20 @@ def attend_backward(
     inputs = q, k, v, x, y, log_gate
     outputs = tuple(like(each, q) for each in inputs)
     # Contiguous, as views of their rows are what the loop adds to.
-    dkv_before = dkv.clone(memory_format=torch.contiguous_format)
-    dk_sum_before = dk_sum.clone(memory_format=torch.contiguous_format)
+    dkv_before, dk_sum_before = (
+        each.to(den.dtype, copy=True, memory_format=torch.contiguous_format)
+        for each in (dkv, dk_sum)
+    )
     with as_given(q):
         for rows in row_spans(q):
             dkv_, dk_sum_ = part(dkv_before, rows), part(dk_sum_before, rows).unsqueeze(1)
-            after = part(kv_after, rows), part(k_sum_after, rows).unsqueeze(1)
+            after = (
+                part(kv_after, rows).to(den.dtype),
+                part(k_sum_after, rows).unsqueeze(1).to(den.dtype),
+            )
             constant = None if rate is None else _Constant(rate, dkv_)
             for i, stretch in reversed(list(enumerate(_stretches(q.shape[2], chunk_size)))):
-                tokens = _Rows.of(inputs, rows, stretch, dkv.dtype)
+                tokens = _Rows.of(inputs, rows, stretch, den.dtype)
                 do_, o_, den_ = (part(each, rows, stretch) for each in (do, o, den))
                 g, h = through_the_division(do_, o_, den_, tokens.scale, normalise, eps)
                 cuts = spans(tokens.q.shape[1], chunk_size)
@@ -339,7 +392,8 @@ def attend_backward(
                         if out.numel():
                             put(grad, out[:, :, stretch], rows, span)
                     after = before
-    return *outputs, dkv_before, dk_sum_before  # type: ignore[return-value]  # Six and two.
+    before = (each.to(dkv.dtype) for each in (dkv_before, dk_sum_before))
+    return *outputs, *before
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
@@ -365,17 +419,21 @@ def plain(
     y: Tensor | None,
     log_gate: Tensor | None,
     rate: Sequence[float] | None,
-    kv: Tensor,
-    k_sum: Tensor,
+    kv: Tensor | None,
+    k_sum: Tensor | None,
     chunk_size: int,
     normalise: bool,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Attended values and the state after as `attend` has them, by operations of torch alone."""
+    tokens = Tokens(q, k, v, x, y)
+    if kv is None or k_sum is None:
+        size = (*k.shape[:2], state_width(tokens))
+        kv, k_sum = (v.new_zeros(*size, *e, dtype=finest(v.device)) for e in (v.shape[-1:], ()))
     if log_gate is None:
-        log_gate = kv.new_tensor([0.0] * q.shape[1] if rate is None else rate)
-        log_gate = log_gate.unsqueeze(-1).expand(q.shape[:3])
-    tokens, gates = Tokens(q, k, v, x, y), log_gate.unsqueeze(-1)
+        rates = [0.0] * q.shape[1] if rate is None else list(rate)
+        log_gate = q.new_tensor(rates, dtype=precision(tokens)).unsqueeze(-1).expand(q.shape[:3])
+    gates = log_gate.unsqueeze(-1)
     return gated.attend(
         tokens, gates, kv, k_sum, normalise=normalise, chunk_size=chunk_size, eps=eps
     )
@@ -383,7 +441,7 @@ def plain(
 
 @attend.register_fake
 def _(q, k, v, x, y, log_gate, rate, kv, k_sum, chunk_size, normalise, eps):  # type: ignore[no-untyped-def]
-    return _outputs(q, v, kv, k_sum, chunk_size)
+    return _outputs(q, k, v, x, chunk_size)
 
 
 @attend_backward.register_fake
@@ -395,6 +453,7 @@ def _(do, dkv, dk_sum, q, k, v, x, y, log_gate, *others):  # type: ignore[no-unt
 def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     *tensors, ctx.rate, kv, k_sum, ctx.chunk_size, ctx.normalise, ctx.eps = inputs
     o, den, kv_after, k_sum_after, *marks = output
+    ctx.has_state = kv is not None
     ctx.save_for_backward(kv, k_sum, *tensors, o, den, kv_after, k_sum_after, *marks)
     ctx.mark_non_differentiable(den, *marks)
     ctx.set_materialize_grads(False)  # Zeros for the marks would be as large as they are.
@@ -412,7 +471,8 @@ def _differentiate(ctx, do, _dden, dkv, dk_sum, *_dmarks):  # type: ignore[no-un
     options = ctx.rate, ctx.chunk_size, ctx.normalise, ctx.eps
     grads = attend_backward(do, dkv, dk_sum, *saved, *options)
     *inputs, dkv, dk_sum = (grad if grad.numel() else None for grad in grads)
-    return *inputs, None, dkv, dk_sum, None, None, None
+    before = (dkv, dk_sum) if ctx.has_state else (None, None)
+    return *inputs, None, *before, None, None, None
 
 
 attend.register_autograd(_differentiate, setup_context=_save)

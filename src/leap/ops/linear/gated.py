@@ -67,8 +67,10 @@ def _sums(
             decay = gate.cumsum(2)
             scores = decayed_scores(q_c, k_c, decay)
             since = q_c * decay.exp()
-            nums.append(scores @ v_c + since @ kv)
-            dens.append((scores.sum(-1) + torch.linalg.vecdot(since, k_sum)).unsqueeze(-1))
+            nums.append(scores @ v_c + since @ kv.to(q.dtype))
+            dens.append(
+                (scores.sum(-1) + torch.linalg.vecdot(since, k_sum.to(q.dtype))).unsqueeze(-1)
+            )
 
             to_end = decay[:, :, -1:]
             kept = k_c * (to_end - decay).exp()

@@ -69,13 +69,13 @@ def unit_scale(q: Tensor) -> Tensor:
     return torch.ldexp(torch.ones_like(exponent, dtype=q.dtype), -exponent.clamp(-120, 120))
 
 
-def normalised(num: Tensor, den: Tensor, floor: Tensor) -> Tensor:
+def normalised(num: Tensor, den: Tensor, floor: Tensor | float) -> Tensor:
     """num / max(den, floor), and 0 where den is.
 
     A query that matches no key at all has no gradient either: that of 0 / floor is a million
     times its input at the usual floor, more than half precision can hold.
     """
-    return num / den.maximum(floor).masked_fill_(den == 0, torch.inf)
+    return num / den.clamp_min(floor).masked_fill_(den == 0, torch.inf)
 
 
 def through_the_division(

@@ -5,6 +5,10 @@
 With a forget gate both are multiplied by it before a token is added. Being sums, the states of
 two halves of a sequence add up to the state of the whole, and tokens can be subtracted again.
 
+A token far into a sequence is little more than the rounding of such sums in float32: a million of
+them, one by one, would be off by 1e-2 in the worst case. So sums are of double precision where the
+device has it, and what is computed of each token is not.
+
 Where places are travelled (see `leap.ops.travel`), the state also knows how far: the angle of each
 clock. The second half of a sequence began at 0, so that adding it up means to turn its clocks on.
 
@@ -20,13 +24,21 @@ from torch import Tensor
 from leap.errors import InputError
 from leap.ops.checks import shape
 from leap.ops.linear.parts import normalised, unit_scale
-from leap.ops.state import Recurrent, as_given, count_tokens, mask_tokens, state
+from leap.ops.state import (
+    Recurrent,
+    accumulator,
+    as_given,
+    count_tokens,
+    finest,
+    mask_tokens,
+    state,
+)
 from leap.ops.travel import travelled, turned_on
 
 
 @state
 class LinearState(Recurrent):
-    """Sums over the tokens read so far, in float32 (float64 for float64 inputs)."""
+    """Sums over the tokens read so far, in float64 (float32 on devices that have none)."""
 
     kv: Float[Tensor, "b h f e"]
     k: Float[Tensor, "b h f"]
@@ -43,13 +55,13 @@ class LinearState(Recurrent):
         features: int,
         values: int,
         *,
-        dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> "LinearState":
         """The state before the first token."""
+        k = torch.zeros(batch, heads, features, dtype=finest(device), device=device)
         return cls(
-            kv=torch.zeros(batch, heads, features, values, dtype=dtype, device=device),
-            k=torch.zeros(batch, heads, features, dtype=dtype, device=device),
+            kv=k.new_zeros(batch, heads, features, values),
+            k=k,
             length=torch.zeros(batch, dtype=torch.long, device=device),
         )
 
@@ -71,7 +83,7 @@ class LinearState(Recurrent):
             log_gate: log of the gates.
             turn: how far the clocks turn on at each token.
         """
-        total = self.kv.dtype
+        total = accumulator(k, v)
         k, v = mask_tokens(k.to(total), key_mask), mask_tokens(v.to(total), key_mask)
         length = self.length + count_tokens(k, key_mask)
         angle = self.angle if turn is None else travelled(turn, self.angle, key_mask)[1]
@@ -98,14 +110,17 @@ class LinearState(Recurrent):
         if q.shape[:2] != self.k.shape[:2] or q.shape[-1] != self.k.shape[-1]:
             b, h, f = self.k.shape
             raise InputError(f"q is {shape(q)}; this state answers queries [{b}, {h}, any, {f}]")
-        scale = unit_scale(q.to(self.kv.dtype))
-        scaled = q.to(self.kv.dtype) * scale
+        total, scale = self.kv.dtype, None
+        scaled = q.to(total)
+        if q.dtype == total or total == torch.float32:  # Else no three numbers overflow.
+            scale = unit_scale(scaled)
+            scaled = scaled * scale
         with as_given(q):
             num = scaled @ self.kv
             den = torch.linalg.vecdot(scaled, self.k.unsqueeze(-2)).unsqueeze(-1)
-        if not normalise:
-            return (num / scale).to(q.dtype)
-        return normalised(num, den, eps * scale).to(q.dtype)
+        if normalise:
+            return normalised(num, den, eps if scale is None else eps * scale).to(q.dtype)
+        return (num if scale is None else num / scale).to(q.dtype)
 
     def merge(self, later: "LinearState") -> "LinearState":
         """The state after A then B, from the state after A and the one after B alone."""

@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 
 from leap.ops.features import widen
-from leap.ops.linear.parts import (
-    Tokens,
-)
+from leap.ops.linear.parts import Tokens, precision
 from leap.ops.linear.state import LinearState
 
 
@@ -36,7 +34,7 @@ def attend(
         normalise: divide by the sum of scores; without it, the weighted sum itself.
         eps: floor of that sum.
     """
-    total = before.kv.dtype
+    total = precision(tokens)
     q, k, v = tokens.q.to(total), tokens.k.to(total), tokens.v.to(total)
     if tokens.x is not None and tokens.y is not None:
         q, k = widen(torch.stack([q, k]), torch.stack([tokens.x, tokens.y]).to(total))

@@ -33,7 +33,7 @@ from leap.ops.linear.parts import (
     widen_backward,
     without_pads,
 )
-from leap.ops.state import as_given
+from leap.ops.state import as_given, finest
 
 TOKENS_AT_ONCE = {"cpu": 2**12}  # Of all heads together: what is formed of them fits the cache.
 TOKENS_AT_ONCE_ELSEWHERE = 2**20
@@ -54,7 +54,7 @@ def attend(
     """Attended values `[b, h, t, e]`, and the state, kv and k_sum; then what the backward takes.
 
     That is denominators and scales of queries, `[b, h, t, 1]`. The mask is `[b, 1, n, 1]`; `total`
-    is the precision to sum in.
+    is the precision to compute in.
     """
     o, kv, k_sum, den, scale = outputs = _outputs(q, k, v, x, total)
     with as_given(q):
@@ -63,8 +63,9 @@ def attend(
             for stretch in _stretches(k):
                 k_, v_, y_, _ = _keys(k, v, y, key_mask, rows, stretch, total)
                 fk = widen(k_, y_)
-                kv_.baddbmm_(fk.mT, v_)
+                kv_ += torch.bmm(fk.mT, v_)
                 k_sum_ += fk.sum(1, keepdim=True)
+            kv_, k_sum_ = kv_.to(total), k_sum_.to(total)
             for stretch in _stretches(q):
                 fq, _, _, scale_ = _queries(q, x, rows, stretch, total)
                 num, den_ = torch.bmm(fq, kv_), torch.linalg.vecdot(fq, k_sum_).unsqueeze(-1)
@@ -95,11 +96,13 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, x and y, the last two empty without re-weighting."""
     dq, dk, dv, dx, dy = like(q), like(k), like(v), like(x, q), like(y, q)
-    total = kv.dtype
+    total = den.dtype
     with as_given(q):
         for rows in _row_spans(q, k):
-            kv_, k_sum_ = part(kv, rows), part(k_sum, rows).unsqueeze(1)
-            dkv_, dk_sum_ = part(dkv, rows).clone(), part(dk_sum, rows).unsqueeze(1).clone()
+            kv_, dkv_ = (part(each, rows).to(total, copy=True) for each in (kv, dkv))
+            k_sum_, dk_sum_ = (
+                part(each, rows).unsqueeze(1).to(total, copy=True) for each in (k_sum, dk_sum)
+            )
             for stretch in _stretches(q):
                 do_, o_, den_ = (part(each, rows, stretch) for each in (do, o, den))
                 fq, q_, x_, scale_ = _queries(q, x, rows, stretch, total)
@@ -181,8 +184,8 @@ def _outputs(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     (b, h, t, f), e = q.shape, v.shape[-1]
     f = f if x is None else f * x.shape[-1]
-    sizes = (f, e), (f,), (t, 1), (t, 1)
-    kv, k_sum, den, scale = (q.new_empty(b, h, *size, dtype=total) for size in sizes)
+    kv, k_sum = (q.new_empty(b, h, *size, dtype=finest(q.device)) for size in ((f, e), (f,)))
+    den, scale = (q.new_empty(b, h, t, 1, dtype=total) for _ in range(2))
     o = v.new_empty(b, t, h, e).transpose(1, 2)  # So that joining the heads copies nothing.
     return o, kv, k_sum, den, scale
 
@@ -207,7 +210,7 @@ def plain(
         kv, k_sum = fk.mT @ tokens.v.to(total), fk.sum(2)
         num, den = (fq * scale) @ kv, (fq * scale) @ k_sum.unsqueeze(-1)
     o = normalised(num, den, eps * scale) if normalise else num / scale
-    return o.to(v.dtype), kv, k_sum
+    return o.to(v.dtype), kv.to(finest(v.device)), k_sum.to(finest(v.device))
 
 
 @attend.register_fake
