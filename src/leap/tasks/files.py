@@ -40,7 +40,7 @@ def read_text(path: Path) -> str:
 def check_one_run(path: Path) -> None:
     """Refuse the folder of a comparison, which holds run folders, where one run is wanted."""
     inside = sorted(found.parent.name for found in path.glob("*/data.json"))
-    if inside and not (path / "model").exists():
+    if len(inside) > 1 and not (path / "model").exists():
         raise FileError(f"{path} holds several runs ({', '.join(inside)}); give one of them")
 
 
