@@ -39,6 +39,7 @@ from torch import Tensor
 
 from leap.ops.derivatives import differentiable_again, gradients
 from leap.ops.state import accumulator, as_given
+from leap.ops.threads import on_one_thread
 
 ROWS = 64  # Tokens whose weights are formed at once where the kernel is not used.
 BLOCK = 16  # Tokens a block: weights cost BLOCK a token, totals 1 / BLOCK.
@@ -385,7 +386,7 @@ def attend(
     past = _Past.of(past_focus, past_v, past_mass)
     n_past = 0 if past is None else past.logit.shape[2]
     o, unrounded, peaks, inverses, n_last, z_last = _outputs(focus, v)
-    with as_given(v):
+    with as_given(v), on_one_thread(v):
         for group in _groups(v, n_past, _real_first(mask, window)):
             logit, values, mass, real = _Elements.of(group, focus, v, mask, past)
             peak = sliding_max(logit, window)
@@ -425,7 +426,7 @@ def attend_backward(
     past = _Past.of(past_focus, past_v, past_mass)
     n_past = 0 if past is None else past.logit.shape[2]
     dfocus, dv, dpast = _gradients(focus, v, past)
-    with as_given(v):
+    with as_given(v), on_one_thread(v):
         for group in _groups(v, n_past, _real_first(mask, window)):
             logit, values, mass, real = _Elements.of(group, focus, v, mask, past)
             dn = group.take(do) * group.rows(inverses).unsqueeze(-1)

@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.linalg import solve_triangular
 
 from leap.ops.derivatives import differentiable_again, gradients, transformed
+from leap.ops.threads import on_one_thread
 
 
 def attend(
@@ -68,13 +69,15 @@ def plain(
 
     change = (k * left[:, :, -1].unsqueeze(-1)).mT @ solved
     states = [s]
-    for added, turned, end in zip(
-        change[..., :e].unbind(1),
-        change[..., e:].unbind(1),
-        since[:, :, -1:].unbind(1),
-        strict=True,
-    ):
-        states.append(torch.addcmul(torch.baddbmm(added, turned, states[-1]), states[-1], end))
+    with on_one_thread(q):
+        for added, turned, end in zip(
+            change[..., :e].unbind(1),
+            change[..., e:].unbind(1),
+            since[:, :, -1:].unbind(1),
+            strict=True,
+        ):
+            moved = torch.baddbmm(added, turned, states[-1])
+            states.append(torch.addcmul(moved, states[-1], end))
     marks = torch.stack(states, dim=1)
 
     through = scores @ solved
@@ -107,11 +110,12 @@ def attend_chunks_backward(
     """Gradients of q, k, v, beta, log_gate and of the state before."""
     e, before, since = v.shape[-1], marks[:, :-1], log_gate.cumsum(2).exp()
     dstates = [ds]
-    for added, turned, end in zip(
-        *(x.flip(1).unbind(1) for x in (seen.mT @ do, change[..., e:].mT, since[:, :, -1:])),
-        strict=True,
-    ):
-        dstates.append(torch.baddbmm(added, turned, dstates[-1]).addcmul_(dstates[-1], end))
+    with on_one_thread(q):
+        for added, turned, end in zip(
+            *(x.flip(1).unbind(1) for x in (seen.mT @ do, change[..., e:].mT, since[:, :, -1:])),
+            strict=True,
+        ):
+            dstates.append(torch.baddbmm(added, turned, dstates[-1]).addcmul_(dstates[-1], end))
     dafter = torch.stack(dstates[-2::-1], dim=1)
 
     dseen = do @ before.mT

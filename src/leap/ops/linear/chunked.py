@@ -56,6 +56,7 @@ from leap.ops.linear.parts import (
     widen_backward,
 )
 from leap.ops.state import accumulator, as_given, finest
+from leap.ops.threads import on_one_thread
 
 Inputs = tuple[Tensor | None, ...]  # q, k, v, x, y and log_gate, `[b, h, t, ...]`.
 
@@ -298,10 +299,10 @@ def attend(
     takes it as it is: unrolling the loop would gain nothing.
     """
     o, den, kv_after, k_sum_after, kv_marks, k_sum_marks = _outputs(q, k, v, x, chunk_size)
-    for after, before in ((kv_after, kv), (k_sum_after, k_sum)):
-        after.zero_() if before is None else after.copy_(before)
     inputs = q, k, v, x, y, log_gate
-    with as_given(q):
+    with as_given(q), on_one_thread(q):
+        for after, before in ((kv_after, kv), (k_sum_after, k_sum)):
+            after.zero_() if before is None else after.copy_(before)
         for rows in row_spans(q):
             far = part(kv_after, rows), part(k_sum_after, rows).unsqueeze(1)
             sums = _Sums(far, den.dtype, is_empty=kv is None)
@@ -361,12 +362,12 @@ def attend_backward(
     """Gradients of q, k, v, x, y, log_gate (empty where there is none) and of the state before."""
     inputs = q, k, v, x, y, log_gate
     outputs = tuple(like(each, q) for each in inputs)
-    # Contiguous, as views of their rows are what the loop adds to.
-    dkv_before, dk_sum_before = (
-        each.to(den.dtype, copy=True, memory_format=torch.contiguous_format)
-        for each in (dkv, dk_sum)
-    )
-    with as_given(q):
+    with as_given(q), on_one_thread(q):
+        # Contiguous, as views of their rows are what the loop adds to.
+        dkv_before, dk_sum_before = (
+            each.to(den.dtype, copy=True, memory_format=torch.contiguous_format)
+            for each in (dkv, dk_sum)
+        )
         for rows in row_spans(q):
             dkv_, dk_sum_ = part(dkv_before, rows), part(dk_sum_before, rows).unsqueeze(1)
             after = (
@@ -392,7 +393,7 @@ def attend_backward(
                         if out.numel():
                             put(grad, out[:, :, stretch], rows, span)
                     after = before
-    before = (each.to(dkv.dtype) for each in (dkv_before, dk_sum_before))
+        before = [each.to(dkv.dtype) for each in (dkv_before, dk_sum_before)]
     return *outputs, *before
 
 
@@ -465,11 +466,12 @@ def _differentiate(ctx, do, _dden, dkv, dk_sum, *_dmarks):  # type: ignore[no-un
         given = *saved[:-6], ctx.rate, kv, k_sum, ctx.chunk_size, ctx.normalise, ctx.eps
         return gradients(plain, given, (do, dkv, dk_sum))
     o, _, kv_after, k_sum_after, *_ = saved[-6:]
-    do = torch.zeros_like(o) if do is None else do
-    dkv = torch.zeros_like(kv_after) if dkv is None else dkv
-    dk_sum = torch.zeros_like(k_sum_after) if dk_sum is None else dk_sum
     options = ctx.rate, ctx.chunk_size, ctx.normalise, ctx.eps
-    grads = attend_backward(do, dkv, dk_sum, *saved, *options)
+    with on_one_thread(o):
+        do = torch.zeros_like(o) if do is None else do
+        dkv = torch.zeros_like(kv_after) if dkv is None else dkv
+        dk_sum = torch.zeros_like(k_sum_after) if dk_sum is None else dk_sum
+        grads = attend_backward(do, dkv, dk_sum, *saved, *options)
     *inputs, dkv, dk_sum = (grad if grad.numel() else None for grad in grads)
     before = (dkv, dk_sum) if ctx.has_state else (None, None)
     return *inputs, None, *before, None, None, None

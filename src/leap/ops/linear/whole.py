@@ -34,6 +34,7 @@ from leap.ops.linear.parts import (
     without_pads,
 )
 from leap.ops.state import as_given, finest
+from leap.ops.threads import on_one_thread
 
 TOKENS_AT_ONCE = {"cpu": 2**12}  # Of all heads together: what is formed of them fits the cache.
 TOKENS_AT_ONCE_ELSEWHERE = 2**20
@@ -57,7 +58,7 @@ def attend(
     is the precision to compute in.
     """
     o, kv, k_sum, den, scale = outputs = _outputs(q, k, v, x, total)
-    with as_given(q):
+    with as_given(q), on_one_thread(q):
         for rows in _row_spans(q, k):
             kv_, k_sum_ = part(kv, rows).zero_(), part(k_sum, rows).unsqueeze(1).zero_()
             for stretch in _stretches(k):
@@ -97,7 +98,7 @@ def attend_backward(
     """Gradients of q, k, v, x and y, the last two empty without re-weighting."""
     dq, dk, dv, dx, dy = like(q), like(k), like(v), like(x, q), like(y, q)
     total = den.dtype
-    with as_given(q):
+    with as_given(q), on_one_thread(q):
         for rows in _row_spans(q, k):
             kv_, dkv_ = (part(each, rows).to(total, copy=True) for each in (kv, dkv))
             k_sum_, dk_sum_ = (
