@@ -197,8 +197,10 @@ def test_positions_that_are_not_given_change_with_what_they_follow_from():
     LeapformerForSequenceClassification(config)
     assert config.position_embedding == "learned"
     config.position_embedding = "alibi"
+    LeapformerForSequenceClassification(config)  # Scores fade in both directions.
+    softmax = LeapformerConfig(**changed | {"position_embedding": "alibi"})
     with pytest.raises(ConfigError, match="alibi is for form='causal'"):
-        LeapformerForSequenceClassification(config)
+        LeapformerForSequenceClassification(softmax)
 
 
 def test_windows_double_as_far_as_there_is_something_to_see():
