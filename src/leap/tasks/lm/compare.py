@@ -11,7 +11,7 @@ A model that is done is not trained again, so others can be added later.
 import math
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -114,7 +114,7 @@ class Row:
     cpu_seconds_per_step: float | None
     peak_bytes: int | None
     best_step: int
-    equalised: dict[str, float]
+    equalised: dict[str, float] = field(default_factory=dict)
     """Test perplexity with a learned part held at its mean, by the part."""
 
 
