@@ -56,8 +56,9 @@ class Steps(Learned):
         clocks: int | None = 1,
     ) -> None:
         super().__init__()
-        if (clocks is not None and clocks < 1) or (hidden is not None and hidden < 1):
-            raise ConfigError(f"clocks={clocks} and hidden={hidden} must be 1 or more")
+        for name, given in (("clocks", clocks), ("proportion_hidden", hidden)):
+            if given is not None and given < 1:
+                raise ConfigError(f"{name}={given} must be 1 or more")
         self.n_head, self.clocks = n_head, clocks
         n_out = n_head if per_head else 1
         layers: list[nn.Module] = []
