@@ -58,6 +58,12 @@ CAUSAL = {
         LeapformerAttention,
         {"proportion": "travelled", "gate": "head", "alibi": True, "convolution": 4, "clocks": 2},
     ),
+    "selective": (LeapformerAttention, {"rotary": "selective", "feature": "elu_plus_one"}),
+    "selective-norm": (
+        LeapformerAttention,
+        {"rotary": "selective", "normaliser": "norm", "feature": "elu_plus_one"},
+    ),
+    "output-gate": (LeapformerAttention, {"output_gate": True, "value_width": 5}),
     "gated-delta-convolved": (GatedDeltaAttention, {"convolution": 4}),
     "cosformer-convolved": (
         LeapformerAttention,
@@ -65,6 +71,11 @@ CAUSAL = {
     ),
     "softmax": (SoftmaxAttention, {}),
     "softmax-rotary": (SoftmaxAttention, {"rotary": True}),
+    "softmax-selective": (SoftmaxAttention, {"rotary": "selective"}),
+    "softmax-selective-all": (
+        SoftmaxAttention,
+        {"rotary": "selective", "convolution": 3, "gate": "head", "output_gate": True},
+    ),
     "softmax-gate": (SoftmaxAttention, {"gate": "head"}),
     "softmax-convolved": (SoftmaxAttention, {"rotary": True, "convolution": 4, "value_width": 5}),
     "softmax-all": (SoftmaxAttention, {"alibi": True, "gate": "head", "convolution": 2}),
@@ -97,6 +108,7 @@ BIDIRECTIONAL = {
         LeapformerAttention,
         {"gate": "head", "proportion": "travelled", "form": "bidirectional"},
     ),
+    "output-gate": (LeapformerAttention, {"form": "bidirectional", "output_gate": True}),
     "alibi-both-ways": (LeapformerAttention, {"alibi": True, "form": "bidirectional"}),
     "softmax": (SoftmaxAttention, {"form": "bidirectional"}),
     "softmax-rotary": (SoftmaxAttention, {"form": "bidirectional", "rotary": True}),

@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from leap.layers import ForgetGate
+from leap.layers import ForgetGate, LeapformerAttention, SoftmaxAttention
 from leap.models import LeapformerConfig, LeapformerForCausalLM
 
 
@@ -50,3 +50,16 @@ def test_a_model_keeps_the_beginning_of_its_gates(attention, gate):
     found = next(module for module in model.modules() if isinstance(module, ForgetGate))
     assert torch.equal(found.last.bias, found.fresh_bias())
     assert 0 < found.last.weight.std() < 0.05
+
+
+@pytest.mark.parametrize("form", ["causal", "bidirectional", "cross"])
+@pytest.mark.parametrize("kind", [LeapformerAttention, SoftmaxAttention])
+def test_an_output_gate_multiplies_what_comes_out(kind, form):
+    torch.manual_seed(0)
+    layer, plain = (kind(8, 2, form=form, output_gate=gate).double() for gate in (True, False))
+    plain.load_state_dict(layer.state_dict(), strict=False)
+    plain.o_proj = torch.nn.Identity()
+    x, source = torch.randn(2, 1, 7, 8).double().unbind(0)
+    given = {"source": source} if form == "cross" else {}
+    expected = layer.o_proj(plain(x, **given)[0] * layer.output_gate(x).sigmoid())
+    assert_close(layer(x, **given)[0], expected)

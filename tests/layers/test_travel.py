@@ -7,9 +7,9 @@ import torch
 from torch.testing import assert_close
 
 from leap.errors import ConfigError, InputError
-from leap.layers import LeapformerAttention
-from leap.layers.travel import Steps
-from leap.ops.features import elu_plus_one
+from leap.layers import LeapformerAttention, SoftmaxAttention
+from leap.layers.travel import Rotation, Steps
+from leap.ops.features import elu_plus_one, rotary, rotary_speeds
 
 
 def build(*, seed=0, hidden_size=12, n_head=3, **options):
@@ -145,3 +145,56 @@ def test_places_that_are_read_on_from_need_no_last_one():
         y, state = layer(piece, state)
         pieces.append(y)
     assert_close(torch.cat(pieces, dim=1), whole)
+
+
+@pytest.mark.parametrize("kind", [SoftmaxAttention, LeapformerAttention])
+def test_a_selective_rotation_that_reads_nothing_is_rotary(kind):
+    options = {"feature": "elu_plus_one"} if kind is LeapformerAttention else {}
+    torch.manual_seed(0)
+    layer = kind(16, 2, rotary="selective", **options).double()
+    plain = kind(16, 2, rotary=True, **options).double()
+    plain.load_state_dict(layer.state_dict(), strict=False)
+    x = torch.randn(2, 70, 16).double()
+    assert (layer(x)[0] - plain(x)[0]).abs().max() > 1e-4
+    torch.nn.init.zeros_(layer.rotation.net.weight)
+    assert_close(layer(x)[0], plain(x)[0], rtol=1e-6, atol=1e-7)
+
+
+def test_a_selective_rotation_turns_by_the_sum_of_its_turns():
+    torch.manual_seed(0)
+    layer = SoftmaxAttention(8, 2, rotary="selective").double()
+    torch.nn.init.normal_(layer.rotation.net.weight)
+    x = torch.randn(1, 6, 8).double()
+    q, k, v = (layer.split(net(x)) for net in (layer.q_proj, layer.k_proj, layer.v_proj))
+    turn = (1 + layer.split(layer.rotation.net(x))) * rotary_speeds(4)
+    angle = turn.cumsum(2)
+
+    # One token at a time, as complex numbers.
+    def turned(heads):
+        first, second = heads.chunk(2, dim=-1)
+        return torch.complex(first, second) * torch.exp(1j * angle)
+
+    scores = (turned(q) @ turned(k).conj().mT).real / math.sqrt(4)
+    hidden = torch.ones(6, 6).triu(1).bool()
+    expected = layer.o_proj(layer.join(scores.masked_fill(hidden, -math.inf).softmax(-1) @ v))
+    assert_close(layer(x)[0], expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("form", ["bidirectional", "cross"])
+def test_a_selective_rotation_is_for_the_causal_form(form):
+    with pytest.raises(ConfigError, match=r"rotary='selective'.*use it with form='causal'"):
+        SoftmaxAttention(8, 2, form=form, rotary="selective")
+
+
+def test_states_of_a_selective_rotation_are_not_merged():
+    layer = SoftmaxAttention(8, 2, rotary="selective")
+    _, state = layer(torch.randn(1, 3, 8))
+    with pytest.raises(InputError, match="selective rotary positions cannot be merged"):
+        state.merge(state)
+
+
+def test_rotations_can_be_equalised():
+    rotation = Rotation(8, 2, 4)
+    assert rotation.part == "rotations"
+    assert rotation(torch.randn(1, 5, 8)).shape == (1, 2, 5, 2)
+    assert rotary(torch.randn(1, 2, 5, 4)).shape == (1, 2, 5, 4)

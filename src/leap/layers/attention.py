@@ -22,12 +22,18 @@ from torch import Tensor, nn
 
 from leap.errors import ConfigError, InputError
 from leap.layers.convolution import ConvolvedState, short_convolution
+from leap.layers.travel import Rotation, TurnedState
 from leap.ops.checks import check_floating, check_key_mask, shape
 from leap.ops.convolution import TapState
+from leap.ops.features import rotary, turned
 from leap.ops.packing import check_cu_seqlens, run_packed
 from leap.ops.state import Recurrent, State, accumulator
+from leap.ops.travel import ClockState, walked
 
 Form = Literal["causal", "bidirectional", "cross"]
+Rotary = bool | Literal["selective"]
+Where = Int[Tensor, "b t"] | Float[Tensor, "b h t p"]
+"""Where tokens stand: their positions, or how far each pair of channels has turned."""
 R = TypeVar("R", bound=Recurrent)
 
 
@@ -145,7 +151,10 @@ class DotProductAttention(Attention):
     call with `visible`, the number of tokens that each query may see.
 
     In the causal form a convolution may come between projections and attention, see
-    `leap.layers.convolution`; the state is then a `ConvolvedState`.
+    `leap.layers.convolution`; the state is then a `ConvolvedState`. Rotary positions that are
+    "selective" turn by angles that tokens choose, see `leap.layers.travel`; the state is then a
+    `TurnedState`. An output gate multiplies what comes out by sigmoid(W x), channel by channel
+    (Qiu et al. 2025, arXiv 2505.06708).
     """
 
     state_kind: type[Recurrent]
@@ -159,11 +168,12 @@ class DotProductAttention(Attention):
         n_head: int,
         *,
         form: Form,
-        rotary: bool,
+        rotary: Rotary,
         value_width: int | None,
         bias: bool,
         dropout: float,
         convolution: int | None,
+        output_gate: bool = False,
     ) -> None:
         super().__init__(hidden_size, n_head)
         self.form = one_of("form", form, get_args(Form))
@@ -172,12 +182,24 @@ class DotProductAttention(Attention):
                 f"rotary turns pairs, and heads of hidden_size={hidden_size} / n_head={n_head} = "
                 f"{self.head_width} features do not pair up; choose an even number"
             )
-        self.rotary = self.looks_at_positions = rotary
+        if rotary == "selective" and form != "causal":
+            raise ConfigError(
+                f"rotary='selective' adds up turns along one sequence; form={form!r} has no such "
+                "order; use it with form='causal'"
+            )
+        self.rotary = bool(rotary)
+        self.looks_at_positions = rotary is True
+        self.rotation = (
+            Rotation(hidden_size, n_head, self.head_width) if rotary == "selective" else None
+        )
         self.value_width = self.head_width if value_width is None else value_width
         self.q_proj = nn.Linear(hidden_size, hidden_size, bias=bias)
         self.k_proj = nn.Linear(hidden_size, hidden_size, bias=bias)
         self.v_proj = nn.Linear(hidden_size, n_head * self.value_width, bias=bias)
         self.o_proj = nn.Linear(n_head * self.value_width, hidden_size, bias=bias)
+        self.output_gate = (
+            nn.Linear(hidden_size, n_head * self.value_width, bias=bias) if output_gate else None
+        )
         self.dropout = dropout
         n_channel = 2 * hidden_size + n_head * self.value_width
         self.convolution = short_convolution(convolution, n_channel, form)
@@ -192,7 +214,7 @@ class DotProductAttention(Attention):
         past: Any,
         *,
         key_mask: Bool[Tensor, "b t"] | None,
-        positions: Int[Tensor, "b t"] | None,
+        positions: Where | None,
         cu_seqlens: Int[Tensor, " n"] | None,
     ) -> tuple[Float[Tensor, "b h t v"], Recurrent]:
         """Read x, projected to q, k and v, each token attending to itself and the past."""
@@ -240,16 +262,22 @@ class DotProductAttention(Attention):
         self.check_tokens(x)
         if read is not None:
             self.check_tokens(read, key_mask, name="source" if self.form == "cross" else "x")
-        past, taps = self._unwrapped(state, x, cu_seqlens)
+        past, taps, clock = self._unwrapped(state, x, cu_seqlens)
         if cu_seqlens is not None and self.form == "bidirectional":
             return attend_packed(self, x, past, cu_seqlens, key_mask, positions)
 
         at, read_at = self._positions(x, source, past, key_mask, positions, cu_seqlens)
         if self.form == "causal":
             q, k, v, taps = self._projected(x, taps, key_mask, cu_seqlens)
+            if self.rotation is not None:
+                at, clock = walked(
+                    self.rotation(x), clock, key_mask=key_mask, cu_seqlens=cu_seqlens
+                )
             o, after = self.attend_causally(
                 x, q, k, v, past, key_mask=key_mask, positions=at, cu_seqlens=cu_seqlens
             )
+            if clock is not None:
+                after = TurnedState.of(clock, after)
             if taps is not None:
                 after = ConvolvedState.of(taps, after)
         else:
@@ -263,7 +291,10 @@ class DotProductAttention(Attention):
                 source_positions=read_at,
                 angles=angles,
             )
-        return self.o_proj(self.join(o)), after
+        y = self.join(o)
+        if self.output_gate is not None:
+            y = y * self.output_gate(x).sigmoid()
+        return self.o_proj(y), after
 
     def weights(
         self,
@@ -284,6 +315,8 @@ class DotProductAttention(Attention):
         read = x if source is None else source
         self.check_tokens(read, key_mask, name="x" if source is None else "source")
         at, read_at = self._positions(x, source, None, key_mask, positions, None)
+        if self.rotation is not None:
+            at = read_at = walked(self.rotation(x), key_mask=key_mask)[0]
         q, k = self.matched(x, read, key_mask)
         return self.weigh(x, read, q, k, key_mask=key_mask, positions=at, source_positions=read_at)
 
@@ -295,8 +328,8 @@ class DotProductAttention(Attention):
         k: Float[Tensor, "b h s w"],
         *,
         key_mask: Bool[Tensor, "b s"] | None,
-        positions: Int[Tensor, "b t"] | None,
-        source_positions: Int[Tensor, "b s"] | None,
+        positions: Where | None,
+        source_positions: Int[Tensor, "b s"] | Float[Tensor, "b h s p"] | None,
     ) -> Float[Tensor, "b h t s"]:
         """The weights of the source's tokens, from queries and keys; if causal, it is x itself."""
         return super().weights(x)
@@ -351,14 +384,16 @@ class DotProductAttention(Attention):
 
     def _unwrapped(
         self, state: State | None, x: Tensor, cu_seqlens: Tensor | None
-    ) -> tuple[Recurrent | None, TapState | None]:
-        """The state of the attention itself, and that of the convolution before it."""
-        if self.convolution is None:
-            return self.check_state(state, self.state_kind, x, cu_seqlens), None
-        both = self.check_state(state, ConvolvedState, x, cu_seqlens)
-        if both is None:
-            return None, None
-        return self.check_state(both.inner, self.state_kind, x, cu_seqlens), both.taps
+    ) -> tuple[Recurrent | None, TapState | None, ClockState | None]:
+        """The state of the attention itself, and those of a convolution and a rotation before."""
+        taps = clock = None
+        if self.convolution is not None:
+            convolved = self.check_state(state, ConvolvedState, x, cu_seqlens)
+            state, taps = (None, None) if convolved is None else (convolved.inner, convolved.taps)
+        if self.rotation is not None:
+            turned = self.check_state(state, TurnedState, x, cu_seqlens)
+            state, clock = (None, None) if turned is None else (turned.inner, turned.clock)
+        return self.check_state(state, self.state_kind, x, cu_seqlens), taps, clock
 
     def _check_form(
         self,
@@ -412,6 +447,11 @@ class DotProductAttention(Attention):
                 )
             positions = token_positions(x)
         return positions, None if source is None else token_positions(source, past, key_mask)
+
+
+def placed(x: Float[Tensor, "b h t w"], at: Where) -> Float[Tensor, "b h t w"]:
+    """Heads turned to where their tokens stand."""
+    return turned(x, at) if at.is_floating_point() else rotary(x, at)
 
 
 def check_alibi(alibi: bool, form: Form) -> None:

@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from leap.errors import ConfigError
-from leap.layers.attention import DotProductAttention, one_hot_values
+from leap.layers.attention import DotProductAttention, Where, one_hot_values
 from leap.layers.equalise import Learned
 from leap.ops.delta import DeltaState, causal_delta_attention
 from leap.ops.state import accumulator
@@ -80,7 +80,7 @@ class GatedDeltaAttention(DotProductAttention):
         past: DeltaState | None,
         *,
         key_mask: Bool[Tensor, "b t"] | None,
-        positions: Int[Tensor, "b t"] | None,
+        positions: Where | None,
         cu_seqlens: Int[Tensor, " n"] | None,
     ) -> tuple[Float[Tensor, "b h t v"], DeltaState]:
         """Read x, projected to q, k and v, each token attending to itself and the past."""
@@ -101,8 +101,8 @@ class GatedDeltaAttention(DotProductAttention):
         k: Float[Tensor, "b h s w"],
         *,
         key_mask: Bool[Tensor, "b s"] | None,
-        positions: Int[Tensor, "b t"] | None,
-        source_positions: Int[Tensor, "b s"] | None,
+        positions: Where | None,
+        source_positions: Int[Tensor, "b s"] | Float[Tensor, "b h s p"] | None,
     ) -> Float[Tensor, "b h t s"]:
         """The weights of the tokens of x, from its queries and keys.
 

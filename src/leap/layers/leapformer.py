@@ -43,15 +43,18 @@ from leap.errors import ConfigError, InputError
 from leap.layers.attention import (
     DotProductAttention,
     Form,
+    Rotary,
+    Where,
     check_alibi,
     distance_slopes,
     one_hot_values,
     one_of,
+    placed,
 )
 from leap.layers.gate import ForgetGate, Gate, check_gate
 from leap.layers.proportion import FixedProportion, LearnedProportion
 from leap.layers.travel import Steps
-from leap.ops.features import FeatureMap, cosine, feature_map, rotary, widen
+from leap.ops.features import FeatureMap, cosine, feature_map, widen
 from leap.ops.linear import (
     LinearState,
     causal_linear_attention,
@@ -62,7 +65,7 @@ from leap.ops.linear import (
 from leap.ops.linear.parts import unit_scale
 from leap.ops.staircase import staircase_linear_attention
 from leap.ops.state import accumulator, count_tokens, mask_tokens
-from leap.ops.travel import ClockState, clock, travelled
+from leap.ops.travel import ClockState, clock, travelled, walked
 
 Proportion = Literal["travelled", "learned", "fixed", "none"]
 Places = Literal["undivided", "divided"]
@@ -93,8 +96,8 @@ class LeapformerAttention(DotProductAttention):
             which needs whole sequences.
         length: the longest sequence, for fixed proportions; None only in the bidirectional form,
             for the length of each row.
-        rotary: turn features by their position. The denominator is that of unturned ones, which
-            stays positive (RoFormer, equation 19).
+        rotary: turn features by their position, or, if "selective", by angles that tokens choose.
+            The denominator is that of unturned ones, which stays positive (RoFormer, equation 19).
         alibi: in the causal form, fade scores with distance, each head at a rate of its own: what
             ALiBi's biases are to a softmax.
         normaliser: "denominator", or "norm": a root-mean-square norm of each head.
@@ -107,6 +110,7 @@ class LeapformerAttention(DotProductAttention):
         eps: floor of the denominator. The authors' language models have 0.1, which draws the
             first tokens towards 0.
         convolution: taps of a convolution over projections, in the causal form; usually 4.
+        output_gate: multiply what comes out by a learned gate, see `DotProductAttention`.
     """
 
     state_kind = LinearState
@@ -128,7 +132,7 @@ class LeapformerAttention(DotProductAttention):
         proportion_bins: int | None = None,
         proportion_input: Literal["features", "projections"] = "features",
         length: int | None = None,
-        rotary: bool = False,
+        rotary: Rotary = False,
         alibi: bool = False,
         normaliser: Normaliser = "denominator",
         gate: Gate | None = None,
@@ -138,6 +142,7 @@ class LeapformerAttention(DotProductAttention):
         dropout: float = 0.0,
         eps: float = 1e-6,
         convolution: int | None = None,
+        output_gate: bool = False,
     ) -> None:
         super().__init__(
             hidden_size,
@@ -148,6 +153,7 @@ class LeapformerAttention(DotProductAttention):
             bias=bias,
             dropout=dropout,
             convolution=convolution,
+            output_gate=output_gate,
         )
         self.feature = feature_map(feature) if isinstance(feature, str) else feature
         self.proportion = one_of("proportion", proportion, get_args(Proportion))
@@ -176,6 +182,11 @@ class LeapformerAttention(DotProductAttention):
                 raise ConfigError(
                     f"proportion='fixed' in form={form!r} cannot wait for the end of a sequence to "
                     "learn its length; give length, the longest there will be"
+                )
+            if rotary == "selective":
+                raise ConfigError(
+                    "proportion='fixed' stands by positions, and rotary='selective' by turns; "
+                    "choose one of them"
                 )
             self.q_proportion = self.k_proportion = FixedProportion(length)
             self.looks_at_positions = True
@@ -232,7 +243,7 @@ class LeapformerAttention(DotProductAttention):
         past: LinearState | None,
         *,
         key_mask: Bool[Tensor, "b t"] | None,
-        positions: Int[Tensor, "b t"] | None,
+        positions: Where | None,
         cu_seqlens: Int[Tensor, " n"] | None,
     ) -> tuple[Float[Tensor, "b h t v"], LinearState]:
         """Read x, projected to q, k and v, each token attending to itself and the past."""
@@ -297,9 +308,7 @@ class LeapformerAttention(DotProductAttention):
         if self.steps is None or self.query_steps is None:
             raise ConfigError("only form='cross' with proportion='travelled' walks")
         turn = self._for_all_heads(self.steps.turns(self.query_steps.lengths(x)))
-        before = ClockState.empty(turn) if past is None else past
-        angles, _ = travelled(turn, before.angle, key_mask)
-        return angles, before.advance(turn=turn, key_mask=key_mask)
+        return walked(turn, past, key_mask=key_mask)
 
     def weigh(
         self,
@@ -309,8 +318,8 @@ class LeapformerAttention(DotProductAttention):
         k: Float[Tensor, "b h s w"],
         *,
         key_mask: Bool[Tensor, "b s"] | None,
-        positions: Int[Tensor, "b t"] | None,
-        source_positions: Int[Tensor, "b s"] | None,
+        positions: Where | None,
+        source_positions: Int[Tensor, "b s"] | Float[Tensor, "b h s p"] | None,
     ) -> Float[Tensor, "b h t s"]:
         """The weights of the source's tokens, from queries and keys; if causal, it is x itself.
 
@@ -518,11 +527,12 @@ class LeapformerAttention(DotProductAttention):
         """Proportions of queries or keys, from their projected heads or features."""
         if net is None:
             return None
-        return net(features if self.proportion_input == "features" else heads, positions)
+        at = positions if isinstance(net, FixedProportion) else None
+        return net(features if self.proportion_input == "features" else heads, at)
 
     def _turned(self, features: Tensor, positions: Tensor | None) -> Tensor:
         """Features turned by position, if they are; and their magnitudes, for a denominator."""
-        turned = rotary(features, positions) if self.rotary else features
+        turned = placed(features, positions) if positions is not None and self.rotary else features
         if self.has_own_denominator:
             return torch.cat([turned, features.abs()], dim=1)
         return turned

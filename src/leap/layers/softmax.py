@@ -18,12 +18,14 @@ from leap.errors import ConfigError
 from leap.layers.attention import (
     DotProductAttention,
     Form,
+    Rotary,
+    Where,
     check_alibi,
     distance_slopes,
     one_hot_values,
+    placed,
 )
 from leap.layers.gate import ForgetGate, Gate, check_gate
-from leap.ops.features import rotary
 from leap.ops.softmax import (
     SoftmaxState,
     causal_softmax_attention,
@@ -40,7 +42,8 @@ class SoftmaxAttention(DotProductAttention):
     Args:
         hidden_size, n_head: width of all heads together, and their number.
         form: "causal", "bidirectional" or "cross", see `DotProductAttention`.
-        rotary: turn queries and keys by their positions.
+        rotary: turn queries and keys by their positions; "selective" by angles that tokens choose,
+            in the causal form.
         alibi: in the causal form, take off scores in proportion to distance.
         window: in the cross form, how many tokens of the source each query sees: the last of those
             that it may see, pads not counted. By default all.
@@ -51,6 +54,7 @@ class SoftmaxAttention(DotProductAttention):
         dropout: share of the scores to drop.
         gate: in the causal form, "head" for a gate by which each head learns to forget.
         convolution: taps of a convolution over projections, in the causal form; usually 4.
+        output_gate: multiply what comes out by a learned gate, see `DotProductAttention`.
     """
 
     state_kind = SoftmaxState
@@ -61,7 +65,7 @@ class SoftmaxAttention(DotProductAttention):
         n_head: int,
         *,
         form: Form = "causal",
-        rotary: bool = False,
+        rotary: Rotary = False,
         alibi: bool = False,
         window: int | None = None,
         naive: bool = False,
@@ -70,6 +74,7 @@ class SoftmaxAttention(DotProductAttention):
         dropout: float = 0.0,
         gate: Gate | None = None,
         convolution: int | None = None,
+        output_gate: bool = False,
     ) -> None:
         super().__init__(
             hidden_size,
@@ -80,6 +85,7 @@ class SoftmaxAttention(DotProductAttention):
             bias=bias,
             dropout=dropout,
             convolution=convolution,
+            output_gate=output_gate,
         )
         self.alibi = alibi
         check_alibi(alibi, form)
@@ -108,7 +114,7 @@ class SoftmaxAttention(DotProductAttention):
         past: SoftmaxState | None,
         *,
         key_mask: Bool[Tensor, "b t"] | None,
-        positions: Int[Tensor, "b t"] | None,
+        positions: Where | None,
         cu_seqlens: Int[Tensor, " n"] | None,
     ) -> tuple[Float[Tensor, "b h t v"], SoftmaxState]:
         """Read x, projected to q, k and v, each token attending to itself and the past."""
@@ -167,8 +173,8 @@ class SoftmaxAttention(DotProductAttention):
         k: Float[Tensor, "b h s w"],
         *,
         key_mask: Bool[Tensor, "b s"] | None,
-        positions: Int[Tensor, "b t"] | None,
-        source_positions: Int[Tensor, "b s"] | None,
+        positions: Where | None,
+        source_positions: Int[Tensor, "b s"] | Float[Tensor, "b h s p"] | None,
     ) -> Float[Tensor, "b h t s"]:
         """The weights of the source's tokens, from queries and keys; if causal, it is x itself."""
         v = one_hot_values(source, self.n_head)
@@ -214,4 +220,4 @@ class SoftmaxAttention(DotProductAttention):
 
 def _placed(heads: Tensor, positions: Tensor | None) -> Tensor:
     """Queries or keys, turned by position if their layer looks at positions."""
-    return heads if positions is None else rotary(heads, positions)
+    return heads if positions is None else placed(heads, positions)

@@ -9,7 +9,10 @@ the distance between places, through clocks that turn omega_h per unit of length
 `leap.ops.travel`), or by LeaPformer's cosine of places divided by the last one, which with steps of
 one length is cosFormer.
 
-Axes: b batch, h heads, t tokens, d hidden size, m clocks of a head.
+`Rotation` is the same idea for each pair of a head's channels: Selective RoPE (Movahedi et al.
+2025, arXiv 2511.17388), which turns queries and keys by angles that tokens choose.
+
+Axes: b batch, h heads, t tokens, d hidden size, m clocks of a head, p pairs of its channels.
 """
 
 import math
@@ -19,9 +22,11 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from leap.errors import ConfigError
+from leap.errors import ConfigError, InputError
 from leap.layers.equalise import Learned
-from leap.ops.state import mask_tokens
+from leap.ops.features import rotary_speeds
+from leap.ops.state import Joint, Recurrent, mask_tokens, state
+from leap.ops.travel import ClockState
 
 SHORTEST_QUARTER = 1.0
 """Steps in which the fastest clock begins to turn by a quarter."""
@@ -117,3 +122,51 @@ class Steps(Learned):
         places = mask_tokens(self.lengths(x).double(), key_mask).cumsum(2)
         last = places[:, :, -1:].clamp_min(torch.finfo(torch.float32).tiny)
         return (places / last).to(x.dtype)
+
+
+class Rotation(Learned):
+    """How far each token turns each pair of a head's channels.
+
+        turn_tm = theta_m (1 + w_hm . x_t)            theta_m: what rotary positions turn
+
+    so that a fresh layer turns about as rotary positions do. Steps here may lead back.
+
+    Args:
+        hidden_size: width of x.
+        n_head: heads.
+        head_width: channels of each.
+    """
+
+    part = "rotations"
+
+    def __init__(self, hidden_size: int, n_head: int, head_width: int) -> None:
+        super().__init__()
+        self.n_head, self.head_width = n_head, head_width
+        self.net = nn.Linear(hidden_size, n_head * head_width // 2, bias=False)
+        nn.init.normal_(self.net.weight, std=0.02)
+
+    def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b h t p"]:
+        """How far each token turns each pair, in radians."""
+        faster = self.settled(self.net(x).unflatten(-1, (self.n_head, -1)).transpose(1, 2))
+        speed = rotary_speeds(self.head_width).to(x.device, torch.float32)
+        return (1 + faster) * speed
+
+
+@state
+class TurnedState(Joint):
+    """The past of a causal attention whose queries and keys a `Rotation` turns."""
+
+    clock: ClockState
+    inner: Recurrent
+
+    @classmethod
+    def of(cls, clock: ClockState, inner: Recurrent) -> "TurnedState":
+        """The two of them, which have read the same tokens."""
+        return cls(clock, inner, length=inner.length.clone())  # files do not store a tensor twice
+
+    def merge(self, later: "TurnedState") -> "TurnedState":
+        """Not possible: keys of B, read alone, were turned as if nothing came before."""
+        raise InputError(
+            "states of a layer with selective rotary positions cannot be merged, as how far keys "
+            "of B are turned depends on A; read B from the state after A"
+        )

@@ -19,7 +19,7 @@ from leap.layers.attention import Form, one_of
 from leap.models.mechanisms import ATTENTIONS, build_attention
 from leap.ops.features import FEATURES
 
-PositionEmbedding = Literal["learned", "sinusoidal", "rotary", "alibi", "none"]
+PositionEmbedding = Literal["learned", "sinusoidal", "rotary", "selective", "alibi", "none"]
 Pooling = Literal["mean", "cls", "last"]
 
 LAYER_TYPES = {
@@ -75,7 +75,8 @@ class LeapformerConfig(PreTrainedConfig):
             of type "sliding_attention" have 4, 8, 16, ... by their depth, if it is None for all,
             as far as n_positions: see `default_window`.
         position_embedding: "learned" or "sinusoidal", added to embeddings; "rotary", turning the
-            queries and keys of attentions that have them; "alibi", by which scores fade with
+            queries and keys of attentions that have them; "selective", turning them by angles
+            that tokens choose (Selective RoPE), in decoders; "alibi", by which scores fade with
             distance, in decoders; or "none". By default what learned best of those measured: see
             `default_positions`.
         feature: feature map of linear attentions, in `leap.ops.features.FEATURES`.
@@ -86,6 +87,8 @@ class LeapformerConfig(PreTrainedConfig):
         gate: how decoders learn to forget: "head", or in linear attentions "channel"; not in LEAP.
         convolution: taps of a short convolution over the projections of attentions, in decoders;
             usually 4.
+        output_gate: multiply what leaves attentions by a learned gate of each channel; not in LEAP,
+            and gated-delta always has one.
         formulation, rescale: see `LeapAttention`.
         attention_bias: whether projections of attentions have a bias.
         hidden_dropout_prob: after embeddings, attentions and feed-forward layers.
@@ -126,6 +129,7 @@ class LeapformerConfig(PreTrainedConfig):
     normaliser: str = "denominator"
     gate: str | None = None
     convolution: int | None = None
+    output_gate: bool = False
     attention_eps: float = 1e-6
     formulation: str = "leap-mixed"
     rescale: float | str | None = "default"
@@ -298,10 +302,18 @@ class LeapformerConfig(PreTrainedConfig):
 
     def _check_positions(self) -> None:
         given = self.position_embedding
-        needs = {"rotary": "queries and keys to turn", "alibi": "scores that fade at a fixed rate"}
-        if given in needs and not any(getattr(ATTENTIONS[name], given) for name in self.attentions):
+        turns = "queries and keys to turn"
+        needs = {
+            "rotary": ("rotary", turns),
+            "selective": ("rotary", turns),
+            "alibi": ("alibi", "scores that fade at a fixed rate"),
+        }
+        if given not in needs:
+            return
+        has, what = needs[given]
+        if not any(getattr(ATTENTIONS[name], has) for name in self.attentions):
             raise ConfigError(
-                f"position_embedding={given!r} needs {needs[given]}, and attention="
+                f"position_embedding={given!r} needs {what}, and attention="
                 f"{self.attention!r} has none; use 'learned', 'sinusoidal' or 'none'"
             )
 

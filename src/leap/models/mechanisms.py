@@ -78,6 +78,7 @@ def _leapformer(
         "normaliser": config.normaliser,
         "gate": config.gate,
         "convolution": config.convolution,
+        "output_gate": config.output_gate,
         "eps": config.attention_eps,
         **_common(config),
     }
@@ -134,6 +135,7 @@ def _softmax(
         **_positions(config),
         "gate": config.gate,
         "convolution": config.convolution,
+        "output_gate": config.output_gate,
         **_common(config),
     }
     return SoftmaxAttention(config.hidden_size, config.n_heads, form=form, **given | options)
@@ -152,7 +154,10 @@ def _encoder(kind: Callable[..., Attention]) -> Mechanism:
 
 
 def _positions(config: "LeapformerConfig") -> dict[str, Any]:
-    return {name: config.position_embedding == name for name in ("rotary", "alibi")}
+    """How an attention that matches queries with keys is told where tokens stand."""
+    given = config.position_embedding
+    selective = given == "selective"
+    return {"rotary": "selective" if selective else given == "rotary", "alibi": given == "alibi"}
 
 
 def _common(config: "LeapformerConfig") -> dict[str, Any]:

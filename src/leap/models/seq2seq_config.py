@@ -87,7 +87,9 @@ class LeapformerSeq2SeqConfig(LeapformerConfig):
             settings |= {"gate": None, "convolution": None}
         if name != "decoder":
             settings["window_sizes"] = None
-        if name == "cross" and self.position_embedding in ("rotary", "alibi"):
+        if name == "encoder" and self.position_embedding == "selective":
+            settings["position_embedding"] = "rotary"  # Turns add up along one direction alone.
+        if name == "cross" and self.position_embedding in ("rotary", "selective", "alibi"):
             # Words of two languages that belong together do not stand at the same position.
             settings["position_embedding"] = "none"
         if name == "cross" and self.cross_window is not None:

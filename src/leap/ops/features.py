@@ -257,11 +257,25 @@ def rotary(
         positions = torch.arange(t, device=x.device)
     # In single precision the angle at position ten million is off by a radian. MPS has no double.
     exact = torch.float32 if x.device.type == "mps" else torch.float64
-    speed = base ** (-torch.arange(0, f, 2, device=x.device, dtype=exact) / f)
+    speed = rotary_speeds(f, base).to(x.device, exact)
     angle = _each_row(positions, b, t)[:, None, :, None] * speed
+    return turned(x, angle.expand(b, x.shape[1], -1, -1))
+
+
+def turned(
+    x: Float[Tensor, "b h t f"], angle: Float[Tensor, "b h t p"]
+) -> Float[Tensor, "b h t f"]:
+    """Turn each pair (x_m, x_{m + f/2}) of a token by an angle of its own, p = f/2 of them."""
+    if 2 * angle.shape[-1] != x.shape[-1]:
+        raise InputError(f"angle is {shape(angle)}; x {shape(x)} has {x.shape[-1] // 2} pairs")
     sin, cos = (turn.to(accumulator(x)) for turn in (angle.sin(), angle.cos()))
     x1, x2 = x.chunk(2, dim=-1)
     return torch.cat([x1 * cos - x2 * sin, x1 * sin + x2 * cos], dim=-1).to(x.dtype)
+
+
+def rotary_speeds(n_feature: int, base: float = 10_000.0) -> Float[Tensor, " p"]:
+    """By how much each pair turns from a position to the next, in double precision."""
+    return base ** (-torch.arange(0, n_feature, 2, dtype=torch.float64) / n_feature)
 
 
 def _each_row(positions: Tensor, b: int, t: int) -> Tensor:

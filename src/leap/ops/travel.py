@@ -23,11 +23,12 @@ import math
 from dataclasses import replace
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from leap.errors import InputError
 from leap.ops.checks import shape
+from leap.ops.packing import run_packed
 from leap.ops.state import Recurrent, count_tokens, finest, mask_tokens, state
 
 TURN = 2 * math.pi
@@ -96,6 +97,28 @@ def travelled(
         last = turn.new_zeros(*turn.shape[:2], turn.shape[3], dtype=exact)
         last = last if angle is None else last + angle
     return angles, last.remainder(TURN)
+
+
+def walked(
+    turn: Float[Tensor, "b h t m"],
+    state: ClockState | None = None,
+    *,
+    key_mask: Bool[Tensor, "b t"] | None = None,
+    cu_seqlens: Int[Tensor, " n"] | None = None,
+) -> tuple[Float[Tensor, "b h t m"], ClockState]:
+    """Where clocks stand at each token, and the state to go on from.
+
+    Args:
+        turn: how far each token turns them on.
+        state: what an earlier call returned; None at the start.
+        key_mask: true at real tokens.
+        cu_seqlens: where sequences packed into one row begin, and where the last one ends.
+    """
+    if cu_seqlens is not None:
+        return run_packed(walked, cu_seqlens, {"turn": turn}, state, key_mask)
+    before = ClockState.empty(turn) if state is None else state
+    angles, _ = travelled(turn, before.angle, key_mask)
+    return angles, before.advance(turn=turn, key_mask=key_mask)
 
 
 def clock(

@@ -21,6 +21,9 @@ class AttentionOptions:
     convolution: int | None = None
     """Taps of a short convolution over the projections of causal attentions, usually 4; by default
     it is left out."""
+    output_gate: bool | None = None
+    """Multiply what leaves attentions by a learned gate of each channel; by default it is left
+    out, but in gated-delta."""
     proportion: Literal["travelled", "learned"] | None = None
     """How LeaPformer knows where tokens stand: by steps that are added up, or read off each token
     as in the paper; by default the model's."""
@@ -45,6 +48,7 @@ class AttentionOptions:
 OPTIONS: dict[str, dict[str, Any]] = {
     "gate": {"gate": "head"},
     "gate-channel": {"gate": "channel"},
+    "output-gate": {"output_gate": True},
     "paper": {"proportion": "learned"},
     "travelled": {"proportion": "travelled"},
     "constant": {"proportion": "travelled", "constant_steps": True},

@@ -66,9 +66,9 @@ class CompareConfig(Recipe, SizeConfig, TextConfig):
     )
     """Models: gpt2, or an attention with options after colons: for leap global or windowed, and a
     formulation (leap:windowed:leap-1.0); for any a kind of position (leapformer:rotary), a
-    convolution of some taps (softmax:rotary:conv4), gate or gate-channel; for leapformer paper,
-    travelled or constant (steps), and clocks2. Several attentions with commas take turns; hybrid is
-    leap,leapformer."""
+    convolution of some taps (softmax:rotary:conv4), gate, gate-channel or output-gate; for
+    leapformer paper, travelled or constant (steps), and clocks2. Several attentions with commas
+    take turns; hybrid is leap,leapformer."""
     data: str | None = "wikitext-2"
     """Text, as for leap lm train."""
     train_tokenizer: int | None = 8192
