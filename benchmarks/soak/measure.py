@@ -26,8 +26,8 @@ from leap.bench.report import where
 from leap.bench.run import describe_machine
 from leap.models.fbank import LeapformerFeatureExtractor, Samples
 from leap.tasks.simul.model import ModelConfig, build_model
-from leap.tasks.simul.policies import read_policy
-from leap.tasks.simul.stream import Interpreter, StreamPool
+from leap.tasks.simul.streaming.policies import read_policy
+from leap.tasks.simul.streaming.stream import Interpreter, StreamPool
 from leap.tasks.simul.vocabulary import EOS, train_vocabulary
 
 WORDS = (

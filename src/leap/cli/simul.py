@@ -19,9 +19,9 @@ from leap.tasks.simul import report as reporting
 from leap.tasks.simul import train as training
 from leap.tasks.simul.evaluate import EvalConfig
 from leap.tasks.simul.live import StreamConfig
-from leap.tasks.simul.metrics import Amount
 from leap.tasks.simul.prepare import PrepareConfig
 from leap.tasks.simul.report import ReportConfig
+from leap.tasks.simul.scoring.metrics import Amount
 from leap.tasks.simul.train import TrainConfig
 
 # What goes wrong comes as a LeapError; the library's hints are for those who program with it.

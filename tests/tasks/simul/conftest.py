@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from leap.models.fbank import LeapformerFeatureExtractor
-from leap.tasks.simul.corpus import Sentence
+from leap.tasks.simul.corpora.corpus import Sentence
 from leap.tasks.simul.model import ModelConfig, build_model, save_model
 from leap.tasks.simul.vocabulary import EOS, train_vocabulary
 

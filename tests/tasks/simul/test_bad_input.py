@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from leap.cli import main
 from leap.errors import FileError
 from leap.models import LeapformerConfig, LeapformerForCausalLM
-from leap.tasks.simul.audio import write_sound
+from leap.tasks.simul.audio.files import write_sound
 from leap.tasks.simul.prepare import PrepareConfig, prepare
-from leap.tasks.simul.stream import load_trained
+from leap.tasks.simul.streaming.stream import load_trained
 from leap.tasks.simul.vocabulary import train_vocabulary
 from leap.training import quiet
 

@@ -9,10 +9,10 @@ from torch.testing import assert_close
 
 from leap.errors import ConfigError, InputError
 from leap.models.fbank import LeapformerFeatureExtractor
-from leap.tasks.simul.audio import write_sound
-from leap.tasks.simul.corpus import Audio, Sentence
+from leap.tasks.simul.audio.features import SpecAugment, load_frames
+from leap.tasks.simul.audio.files import write_sound
+from leap.tasks.simul.corpora.corpus import Audio, Sentence
 from leap.tasks.simul.data import SpeechPairs, TextPairs, TokenBatches, collate
-from leap.tasks.simul.features import SpecAugment, load_frames
 from leap.tasks.simul.vocabulary import EOS, PAD
 
 

@@ -12,8 +12,8 @@ from leap.cli import main
 from leap.errors import ConfigError, InputError
 from leap.tasks.simul import evaluate as evaluating
 from leap.tasks.simul import prepare as preparing
-from leap.tasks.simul.audio import write_sound
-from leap.tasks.simul.corpus import Audio, Sentence
+from leap.tasks.simul.audio.files import write_sound
+from leap.tasks.simul.corpora.corpus import Audio, Sentence
 from leap.tasks.simul.evaluate import (
     EvalConfig,
     Evaluated,
@@ -23,12 +23,12 @@ from leap.tasks.simul.evaluate import (
     tables,
     translate,
 )
-from leap.tasks.simul.longform import join, sound_of, translate_long
-from leap.tasks.simul.metrics import Instance, Scores, read_instances, score
-from leap.tasks.simul.policies import WaitK
 from leap.tasks.simul.prepare import PrepareConfig, prepare
-from leap.tasks.simul.simuleval import write_simuleval
-from leap.tasks.simul.stream import LONGEST_WORD, load_trained
+from leap.tasks.simul.scoring.longform import join, sound_of, translate_long
+from leap.tasks.simul.scoring.metrics import Instance, Scores, read_instances, score
+from leap.tasks.simul.scoring.simuleval import write_simuleval
+from leap.tasks.simul.streaming.policies import WaitK
+from leap.tasks.simul.streaming.stream import LONGEST_WORD, load_trained
 
 pytestmark = pytest.mark.usefixtures("shapes_unchecked")  # Thousands of small steps.
 
@@ -246,14 +246,14 @@ def test_a_stream_too_long_to_be_cut_is_refused_before_or_logged(
         run=run, data=numbers.folder, waits=(2,), limit=3, long_form="all", output=tmp_path
     )
     with monkeypatch.context() as patch, pytest.raises(InputError, match="make shorter streams"):
-        patch.setattr("leap.tasks.simul.resegment.MOST", 3)
+        patch.setattr("leap.tasks.simul.scoring.resegment.MOST", 3)
         evaluate(config)
     assert not list(tmp_path.iterdir())
 
     def refuse(words, references):
         raise InputError("too long")
 
-    monkeypatch.setattr("leap.tasks.simul.longform.resegment", refuse)
+    monkeypatch.setattr("leap.tasks.simul.scoring.longform.resegment", refuse)
     with pytest.raises(InputError, match="too long"):
         evaluate(config)
     assert len(read_instances(tmp_path / "wait-2/instances.log")) == 1
@@ -353,7 +353,9 @@ def test_computing_in_a_long_stream_overlaps_with_listening(spoken, monkeypatch)
     interpreter = load_trained(run).interpreter("offline")  # One word, or a few, after many steps.
     clock = iter(range(10**6))
     # Each look at the clock is a tenth of a second after the one before.
-    monkeypatch.setattr("leap.tasks.simul.longform.time.perf_counter", lambda: next(clock) / 10)
+    monkeypatch.setattr(
+        "leap.tasks.simul.scoring.longform.time.perf_counter", lambda: next(clock) / 10
+    )
     found = translate_long(interpreter, sentences, pause=0)
     assert [step.position for step in found.steps][-2:] == [1280, found.length]
     # The last stretch is short, so it waits for the one before it.
@@ -412,6 +414,6 @@ def test_what_cannot_be_evaluated_is_an_error_that_says_so(numbers, run, tmp_pat
         evaluate(EvalConfig(run=run, data=numbers.folder, part="other", output=tmp_path))
     with pytest.raises(ConfigError, match="sentence 7 is not spoken"):
         sound_of(Sentence("a", "b", id="7"), 16000)
-    monkeypatch.setattr("leap.tasks.simul.omnisteval.find_spec", lambda name: None)
+    monkeypatch.setattr("leap.tasks.simul.scoring.omnisteval.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="OmniSTEval is not installed: pip install"):
         EvalConfig(omnisteval=True)

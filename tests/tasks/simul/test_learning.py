@@ -2,11 +2,11 @@
 
 import pytest
 
+from leap.tasks.simul.corpora.numbers import numbers_corpus
+from leap.tasks.simul.corpora.parallel import write_parallel
 from leap.tasks.simul.evaluate import EvalConfig, evaluate
-from leap.tasks.simul.metrics import read_instances
-from leap.tasks.simul.numbers import numbers_corpus
-from leap.tasks.simul.parallel import write_parallel
 from leap.tasks.simul.prepare import PrepareConfig, prepare
+from leap.tasks.simul.scoring.metrics import read_instances
 from leap.tasks.simul.train import TrainConfig, train
 
 pytestmark = pytest.mark.usefixtures("shapes_unchecked")  # Thousands of small steps.

@@ -12,10 +12,10 @@ import pytest
 from leap.cli import main
 from leap.errors import ConfigError, FileError, InputError
 from leap.tasks.simul import live
-from leap.tasks.simul.audio import read_sound, write_sound
+from leap.tasks.simul.audio.files import read_sound, write_sound
+from leap.tasks.simul.audio.microphone import Heard
 from leap.tasks.simul.live import Ended, StreamConfig, Written, translate
-from leap.tasks.simul.microphone import Heard
-from leap.tasks.simul.stream import load_trained
+from leap.tasks.simul.streaming.stream import load_trained
 
 pytestmark = pytest.mark.usefixtures("shapes_unchecked")
 LINES = ["one hundred and nine", "", "seven"]

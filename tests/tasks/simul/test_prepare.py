@@ -10,13 +10,13 @@ from numpy.testing import assert_array_equal
 from leap.errors import ConfigError, FileError
 from leap.models.fbank import LeapformerFeatureExtractor
 from leap.tasks.simul import prepare as preparing
-from leap.tasks.simul import speech
-from leap.tasks.simul.audio import read_sound, write_frames, write_sound
-from leap.tasks.simul.corpus import PARTS, Audio, Sentence
+from leap.tasks.simul.audio.files import read_sound, write_frames, write_sound
+from leap.tasks.simul.corpora import speech
+from leap.tasks.simul.corpora.corpus import PARTS, Audio, Sentence
+from leap.tasks.simul.corpora.s2t import read_part, write_part
 from leap.tasks.simul.data import SpeechPairs, TextPairs, TokenBatches, collate
 from leap.tasks.simul.prepare import PrepareConfig, load_prepared, prepare, read_corpus
-from leap.tasks.simul.s2t import read_part, write_part
-from leap.tasks.simul.simuleval import write_simuleval
+from leap.tasks.simul.scoring.simuleval import write_simuleval
 
 
 def numbers(output, **settings):

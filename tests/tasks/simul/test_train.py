@@ -12,14 +12,14 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from leap.errors import ConfigError, FileError
 from leap.tasks.simul import prepare as preparing
-from leap.tasks.simul.corpus import Corpus, Sentence
+from leap.tasks.simul.corpora.corpus import Corpus, Sentence
+from leap.tasks.simul.corpora.parallel import write_parallel
+from leap.tasks.simul.corpora.s2t import read_part, write_part
 from leap.tasks.simul.data import TokenBatches
 from leap.tasks.simul.evaluate import EvalConfig, evaluate
 from leap.tasks.simul.model import build_model, load_run, take_encoder
-from leap.tasks.simul.parallel import write_parallel
 from leap.tasks.simul.prepare import PrepareConfig, load_prepared, prepare
-from leap.tasks.simul.s2t import read_part, write_part
-from leap.tasks.simul.stream import load_trained
+from leap.tasks.simul.streaming.stream import load_trained
 from leap.tasks.simul.train import TrainConfig, train
 
 SMALL = {

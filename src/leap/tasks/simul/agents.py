@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from leap.errors import ConfigError
-from leap.tasks.simul.audio import Resampler
-from leap.tasks.simul.stream import Interpreter, load_trained
+from leap.tasks.simul.audio.files import Resampler
+from leap.tasks.simul.streaming.stream import Interpreter, load_trained
 
 try:
     from simuleval.agents import AgentStates, SpeechToTextAgent, TextToTextAgent

@@ -24,8 +24,8 @@ from torch.utils.data import Dataset
 
 from leap.errors import ConfigError, InputError
 from leap.models.fbank import LeapformerFeatureExtractor
-from leap.tasks.simul.corpus import Audio, Sentence
-from leap.tasks.simul.features import SpecAugment, load_frames
+from leap.tasks.simul.audio.features import SpecAugment, load_frames
+from leap.tasks.simul.corpora.corpus import Audio, Sentence
 from leap.tasks.simul.vocabulary import EOS, PAD, Vocabulary
 
 IGNORED = -100

@@ -8,7 +8,8 @@ later. The scores are ours, of the log of either.
     curve.png                   quality against latency
     <policy>/instances.log      each sentence as SimulEval logs it, for other tools
 
-In long form the sentences are joined into streams (`leap.tasks.simul.longform`), and there are
+In long form the sentences are joined into streams (`leap.tasks.simul.scoring.longform`), and there
+are
 
     cost.png                    time of a step and size of what is kept, along the streams
     <policy>/steps.csv          the same of each step
@@ -29,10 +30,13 @@ from typing import Any, Literal
 from matplotlib.figure import Figure
 
 from leap.errors import ConfigError, LeapError
-from leap.tasks.simul import omnisteval
-from leap.tasks.simul.corpus import Sentence
-from leap.tasks.simul.curves import families, plot_quality
-from leap.tasks.simul.longform import (
+from leap.tasks.simul.audio.pauses import Pauses
+from leap.tasks.simul.corpora.corpus import Sentence
+from leap.tasks.simul.paths import Wait
+from leap.tasks.simul.prepare import load_prepared
+from leap.tasks.simul.scoring import omnisteval
+from leap.tasks.simul.scoring.curves import families, plot_quality
+from leap.tasks.simul.scoring.longform import (
     Step,
     Translated,
     cost_curve,
@@ -41,7 +45,7 @@ from leap.tasks.simul.longform import (
     sound_of,
     translate_long,
 )
-from leap.tasks.simul.metrics import (
+from leap.tasks.simul.scoring.metrics import (
     LATENCIES,
     METRICS,
     Instance,
@@ -50,13 +54,10 @@ from leap.tasks.simul.metrics import (
     score,
     without_nan,
 )
-from leap.tasks.simul.paths import Wait
-from leap.tasks.simul.pauses import Pauses
-from leap.tasks.simul.policies import Offline, read_policy, waiting
-from leap.tasks.simul.prepare import load_prepared
-from leap.tasks.simul.resegment import check_size
-from leap.tasks.simul.simuleval import write_simuleval
-from leap.tasks.simul.stream import Interpreter, load_trained
+from leap.tasks.simul.scoring.resegment import check_size
+from leap.tasks.simul.scoring.simuleval import write_simuleval
+from leap.tasks.simul.streaming.policies import Offline, read_policy, waiting
+from leap.tasks.simul.streaming.stream import Interpreter, load_trained
 from leap.training.folder import write_json, write_whole
 from leap.training.table import csv_table, markdown_table
 

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import TextIO
 
 from leap.errors import ConfigError, InputError
-from leap.tasks.simul.audio import read_sound
-from leap.tasks.simul.metrics import Amount, length_adaptive_average_lagging
-from leap.tasks.simul.microphone import Heard, listen
-from leap.tasks.simul.pauses import Pauses, best_installed
-from leap.tasks.simul.policies import Offline
-from leap.tasks.simul.sources import check_word
-from leap.tasks.simul.stream import Interpreter, Stream, load_trained
+from leap.tasks.simul.audio.files import read_sound
+from leap.tasks.simul.audio.microphone import Heard, listen
+from leap.tasks.simul.audio.pauses import Pauses, best_installed
+from leap.tasks.simul.scoring.metrics import Amount, length_adaptive_average_lagging
+from leap.tasks.simul.streaming.policies import Offline
+from leap.tasks.simul.streaming.sources import check_word
+from leap.tasks.simul.streaming.stream import Interpreter, Stream, load_trained
 
 LONG = 200
 """States after which a sentence is taken for ended, unless told: 16 seconds of sound."""

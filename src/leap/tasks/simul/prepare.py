@@ -21,18 +21,16 @@ from typing import Any, Literal
 
 from leap.errors import ConfigError, FileError
 from leap.models.fbank import LeapformerFeatureExtractor, Samples
-from leap.tasks.simul.corpus import Corpus, Sentence, texts
-from leap.tasks.simul.covost import read_covost
-from leap.tasks.simul.data import SpeechPairs, TextPairs
-from leap.tasks.simul.features import SpecAugment, load_sound
-from leap.tasks.simul.must_c import read_must_c
-from leap.tasks.simul.numbers import numbers_corpus
-from leap.tasks.simul.parallel import read_multi30k, read_parallel
-from leap.tasks.simul.prompts import TARGETS, prompts_sound, read_prompts
-from leap.tasks.simul.s2t import read_part, read_s2t, write_config, write_part
-from leap.tasks.simul.simuleval import write_simuleval
-from leap.tasks.simul.speak import speaker
-from leap.tasks.simul.speech import (
+from leap.tasks.simul.audio.features import SpecAugment, load_sound
+from leap.tasks.simul.corpora.corpus import Corpus, Sentence, texts
+from leap.tasks.simul.corpora.covost import read_covost
+from leap.tasks.simul.corpora.must_c import read_must_c
+from leap.tasks.simul.corpora.numbers import numbers_corpus
+from leap.tasks.simul.corpora.parallel import read_multi30k, read_parallel
+from leap.tasks.simul.corpora.prompts import TARGETS, prompts_sound, read_prompts
+from leap.tasks.simul.corpora.s2t import read_part, read_s2t, write_config, write_part
+from leap.tasks.simul.corpora.speak import speaker
+from leap.tasks.simul.corpora.speech import (
     Progress,
     SoundOf,
     Store,
@@ -40,6 +38,8 @@ from leap.tasks.simul.speech import (
     store_speech,
     those_heard,
 )
+from leap.tasks.simul.data import SpeechPairs, TextPairs
+from leap.tasks.simul.scoring.simuleval import write_simuleval
 from leap.tasks.simul.vocabulary import (
     SENTENCEPIECE,
     SPECIAL,

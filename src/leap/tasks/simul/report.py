@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from leap.errors import ConfigError, FileError
-from leap.tasks.simul.curves import Point, families, plot_quality
 from leap.tasks.simul.evaluate import Table
+from leap.tasks.simul.scoring.curves import Point, families, plot_quality
 from leap.training.folder import read_json, write_whole
 from leap.training.table import csv_table, markdown_table
 

@@ -1,0 +1,1 @@
+"""Sound in files and from a microphone, its frames, and its pauses."""

@@ -1,0 +1,68 @@
+"""When to read and when to write."""
+
+import pytest
+import torch
+
+from leap.errors import ConfigError
+from leap.tasks.simul.paths import wait_schedule
+from leap.tasks.simul.streaming.policies import (
+    AlignAtt,
+    LocalAgreement,
+    TailMass,
+    read_policy,
+    waiting,
+)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 4])
+@pytest.mark.parametrize("name", ["wait-1", "wait-3", "wait-2/3"])
+def test_what_is_written_in_turn_is_what_the_schedule_to_train_says(name, chunk):
+    policy = read_policy(name)
+    seen, n_read = [], 0
+    while len(seen) < 6:
+        n_read += chunk
+        while len(seen) < 6 and policy.may_write(n_read, len(seen)):
+            seen.append(n_read)
+    assert policy.schedule(6, chunk).tolist() == seen
+
+
+def test_offline_waits_for_the_end():
+    assert not read_policy("offline").may_write(10**6, 0)
+    assert waiting("offline", 4).schedule(5, 4) is None is wait_schedule(5, "offline")
+
+
+@pytest.mark.parametrize(
+    "name", ["wait-3/1", "wait-3/4", "offline", "agree-2", "align-2", "tail-0.3"]
+)
+def test_a_policy_is_called_what_it_is_read_by(name):
+    assert read_policy(name, ratio=8).name == name
+
+
+def test_a_ratio_is_taken_where_the_name_tells_none():
+    assert read_policy("wait-3", 4) == read_policy("wait-3/4", 2) == waiting(3, 4)
+
+
+def test_attention_to_new_chunks_means_to_read_on():
+    attention = torch.tensor([[0.1, 0.1, 0.8], [0.1, 0.5, 0.4], [0.4, 0.3, 0.3]])
+    assert AlignAtt(1).trusts(attention).tolist() == [True, True, False]
+    assert AlignAtt(2).trusts(attention).tolist() == [True, False, False]
+    assert TailMass(0.5).trusts(attention[:, :2]).tolist() == [True, False, False]
+
+
+def test_attention_to_what_is_older_than_the_window_is_trusted():
+    older, newer = torch.tensor([[0.01, 0.02, 0.02], [0.6, 0.1, 0.1]])
+    for policy in (AlignAtt(1, longest=3), AlignAtt(2, longest=3)):
+        assert policy.trusts(torch.stack([older, newer])).tolist() == [True, False]
+
+
+def test_policies_that_look_at_the_model_have_no_more_pieces_than_states():
+    for policy in (LocalAgreement(), AlignAtt(), TailMass()):
+        assert policy.may_write(3, 2) and not policy.may_write(3, 3)
+        with pytest.raises(ConfigError, match="decides as it goes"):
+            policy.schedule(5, 1)
+
+
+@pytest.mark.parametrize("name", ["wait", "wait-0", "agree-1", "tail-1.5", "align-0", "k-3"])
+def test_what_is_no_policy_is_refused(name):
+    with pytest.raises(ConfigError):
+        read_policy(name)
