@@ -10,9 +10,10 @@ from torch.testing import assert_close
 from leap.errors import ConfigError, InputError
 from leap.models.fbank import LeapformerFeatureExtractor
 from leap.tasks.simul.audio.features import SpecAugment, load_frames
-from leap.tasks.simul.audio.files import write_sound
-from leap.tasks.simul.corpora.corpus import Audio, Sentence
-from leap.tasks.simul.data import SpeechPairs, TextPairs, TokenBatches, collate
+from leap.tasks.simul.audio.files import Audio, write_sound
+from leap.tasks.simul.corpora.corpus import Sentence
+from leap.tasks.simul.data import Collate, Drawn, SpeechPairs, TextPairs, TokenBatches, collate
+from leap.tasks.simul.paths import Paths
 from leap.tasks.simul.vocabulary import EOS, PAD
 
 
@@ -141,3 +142,41 @@ def test_speech_is_batched_by_its_frames(spoken, vocabulary):
     assert data.sizes == [16, 32, 32, 48, 64, 64]
     batches = TokenBatches(data, tokens=128, seed=None)
     assert [batches.places(i) for i in range(len(batches))] == [[0, 1, 2], [3, 4], [5]]
+
+
+def item(n_source, n_target):
+    return {"input_ids": torch.arange(4, 4 + n_source), "labels": torch.arange(4, 4 + n_target)}
+
+
+def test_a_batch_has_one_path_which_its_number_decides():
+    collate = Collate(Paths(waits=(1, 5, "offline"), chunk_sizes=(1, 0)))
+    batches = [collate([(number, [item(3, 4), item(2, 2)])]) for number in range(60)]
+    drawn = {
+        (batch["chunk_size"], tuple(batch["visible"].tolist()) if "visible" in batch else None)
+        for batch in batches
+    }
+    assert drawn == {(1, (1, 2, 3, 4)), (1, (5, 6, 7, 8)), (1, None), (0, None)}
+    again = collate([(7, [item(3, 4), item(2, 2)])])
+    assert again["chunk_size"] == batches[7]["chunk_size"]
+    assert ("visible" in again) == ("visible" in batches[7])
+    assert again["labels"].shape == (2, 4)
+
+
+def test_a_transcript_is_kept_for_models_that_learn_it():
+    spoken = {
+        "input_features": torch.zeros(5, 2),
+        "transcript": torch.tensor([4]),
+        "labels": torch.tensor([5]),
+    }
+    for kept in (False, True):
+        batch = Collate(Paths(waits=(1,)), with_transcript=kept)([(0, [spoken])])
+        assert ("transcript" in batch) == kept
+
+
+def test_batches_are_numbered(sentences, vocabulary):
+    batches = TokenBatches(TextPairs(sentences, vocabulary), tokens=1, seed=None)
+    drawn = Drawn(batches)
+    assert len(drawn) == len(sentences)
+    number, items = drawn[2]
+    assert number == 2
+    assert torch.equal(items[0]["labels"], batches[2][0]["labels"])

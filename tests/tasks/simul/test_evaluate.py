@@ -12,8 +12,8 @@ from leap.cli import main
 from leap.errors import ConfigError, InputError
 from leap.tasks.simul import evaluate as evaluating
 from leap.tasks.simul import prepare as preparing
-from leap.tasks.simul.audio.files import write_sound
-from leap.tasks.simul.corpora.corpus import Audio, Sentence
+from leap.tasks.simul.audio.files import Audio, write_sound
+from leap.tasks.simul.corpora.corpus import Sentence
 from leap.tasks.simul.evaluate import (
     EvalConfig,
     Evaluated,

@@ -10,9 +10,9 @@ from numpy.testing import assert_array_equal
 from leap.errors import ConfigError, FileError
 from leap.models.fbank import LeapformerFeatureExtractor
 from leap.tasks.simul import prepare as preparing
-from leap.tasks.simul.audio.files import read_sound, write_frames, write_sound
+from leap.tasks.simul.audio.files import Audio, read_sound, write_frames, write_sound
 from leap.tasks.simul.corpora import speech
-from leap.tasks.simul.corpora.corpus import PARTS, Audio, Sentence
+from leap.tasks.simul.corpora.corpus import PARTS, Sentence
 from leap.tasks.simul.corpora.s2t import read_part, write_part
 from leap.tasks.simul.data import SpeechPairs, TextPairs, TokenBatches, collate
 from leap.tasks.simul.prepare import PrepareConfig, load_prepared, prepare, read_corpus

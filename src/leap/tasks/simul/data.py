@@ -14,8 +14,9 @@ Items, before and after they are put together (b sentences of a batch):
             attention_mask  [source] or [frames], made when padding: 1 where there is something
 """
 
+import random
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -25,7 +26,9 @@ from torch.utils.data import Dataset
 from leap.errors import ConfigError, InputError
 from leap.models.fbank import LeapformerFeatureExtractor
 from leap.tasks.simul.audio.features import SpecAugment, load_frames
-from leap.tasks.simul.corpora.corpus import Audio, Sentence
+from leap.tasks.simul.audio.files import Audio
+from leap.tasks.simul.corpora.corpus import Sentence
+from leap.tasks.simul.paths import Paths, wait_schedule
 from leap.tasks.simul.vocabulary import EOS, PAD, Vocabulary
 
 IGNORED = -100
@@ -198,6 +201,55 @@ def collate(items: Sequence[Item] | Sequence[Sequence[Item]]) -> Item:
             steps = torch.arange(batch[name].shape[1])
             batch["attention_mask"] = (steps < lengths[:, None]).long()
     return batch
+
+
+class Drawn(Dataset[tuple[int, list[Item]]]):
+    """Batches with their number, by which `Collate` draws."""
+
+    def __init__(self, batches: TokenBatches) -> None:
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, index: int) -> tuple[int, list[Item]]:
+        return index, self.batches[index]
+
+
+class Collate:
+    """Makes of numbered batches what a model's forward takes, its path drawn by the number.
+
+    Args:
+        paths: what to draw from.
+        is_speech: whether that is what is read.
+        seed: of what is drawn.
+        with_transcript: keep what is said, for models that learn to tell it.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        *,
+        is_speech: bool = False,
+        seed: int = 0,
+        with_transcript: bool = False,
+    ) -> None:
+        self.paths = paths.resolved(is_speech=is_speech)
+        self.seed = seed
+        self.with_transcript = with_transcript
+
+    def __call__(self, numbered: Sequence[tuple[int, list[Item]]]) -> dict[str, Any]:
+        """One batch of one or more."""
+        number = numbered[0][0]
+        batch: dict[str, Any] = dict(collate([items for _, items in numbered]))
+        if not self.with_transcript:
+            batch.pop("transcript", None)
+        chance = random.Random(f"{self.seed} {number}")
+        wait, size = chance.choice(self.paths.waits), chance.choice(self.paths.chunk_sizes)
+        schedule = wait_schedule(batch["labels"].shape[1], wait, self.paths.ratio, size)
+        if schedule is not None:
+            batch["visible"] = schedule
+        return batch | {"chunk_size": size}
 
 
 def _cut(sizes: Sequence[int], tokens: int) -> list[tuple[int, int]]:

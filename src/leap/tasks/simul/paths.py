@@ -3,17 +3,13 @@
 A model that has met many of them serves many latencies (multi-path wait-k).
 """
 
-import random
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from leap.errors import ConfigError
-from leap.tasks.simul.data import Item, TokenBatches, collate
 
 Wait = int | Literal["offline"]
 """How many source states a model is ahead of the target, in steps of the ratio; or all."""
@@ -76,52 +72,3 @@ def wait_schedule(n_tokens: int, wait: Wait, ratio: int = 1, chunk_size: int = 1
         return None
     wanted = states_needed(torch.arange(n_tokens), wait, ratio)
     return -(-wanted // chunk_size) * chunk_size
-
-
-class Drawn(Dataset[tuple[int, list[Item]]]):
-    """Batches with their number, by which `Collate` draws."""
-
-    def __init__(self, batches: TokenBatches) -> None:
-        self.batches = batches
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __getitem__(self, index: int) -> tuple[int, list[Item]]:
-        return index, self.batches[index]
-
-
-class Collate:
-    """Makes of numbered batches what a model's forward takes, its path drawn by the number.
-
-    Args:
-        paths: what to draw from.
-        is_speech: whether that is what is read.
-        seed: of what is drawn.
-        with_transcript: keep what is said, for models that learn to tell it.
-    """
-
-    def __init__(
-        self,
-        paths: Paths,
-        *,
-        is_speech: bool = False,
-        seed: int = 0,
-        with_transcript: bool = False,
-    ) -> None:
-        self.paths = paths.resolved(is_speech=is_speech)
-        self.seed = seed
-        self.with_transcript = with_transcript
-
-    def __call__(self, numbered: Sequence[tuple[int, list[Item]]]) -> dict[str, Any]:
-        """One batch of one or more."""
-        number = numbered[0][0]
-        batch: dict[str, Any] = dict(collate([items for _, items in numbered]))
-        if not self.with_transcript:
-            batch.pop("transcript", None)
-        chance = random.Random(f"{self.seed} {number}")
-        wait, size = chance.choice(self.paths.waits), chance.choice(self.paths.chunk_sizes)
-        schedule = wait_schedule(batch["labels"].shape[1], wait, self.paths.ratio, size)
-        if schedule is not None:
-            batch["visible"] = schedule
-        return batch | {"chunk_size": size}

@@ -9,9 +9,9 @@ from transformers import set_seed
 
 from leap.errors import ConfigError
 from leap.tasks.simul.audio.features import SPEC_AUGMENT
-from leap.tasks.simul.data import TokenBatches
+from leap.tasks.simul.data import Collate, Drawn, TokenBatches
 from leap.tasks.simul.model import ModelConfig, Translator, build_model, save_model, take_encoder
-from leap.tasks.simul.paths import Collate, Drawn, Paths
+from leap.tasks.simul.paths import Paths
 from leap.tasks.simul.prepare import Prepared, load_prepared
 from leap.training import Fitted, Progress, Recipe, RunFolder, fit, plot_curves, processes
 from leap.training.folder import read_json

@@ -12,8 +12,7 @@ from leap.tasks.simul.audio.features import (
     load_frames,
     read_statistics,
 )
-from leap.tasks.simul.audio.files import write_frames, write_sound
-from leap.tasks.simul.corpora.corpus import Audio
+from leap.tasks.simul.audio.files import Audio, write_frames, write_sound
 
 
 def test_statistics_are_those_of_all_frames_together(tmp_path):

@@ -9,6 +9,7 @@ from numpy.testing import assert_array_equal
 
 from leap.errors import FileError
 from leap.tasks.simul.audio.files import (
+    Audio,
     Resampler,
     decode_sound,
     read_frames,
@@ -18,7 +19,6 @@ from leap.tasks.simul.audio.files import (
     write_frames,
     write_sound,
 )
-from leap.tasks.simul.corpora.corpus import Audio
 
 
 def make_tone(rate, seconds=0.5, pitch=440.0):

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 
 from leap.errors import FileError
-from leap.tasks.simul.audio.files import write_sound
-from leap.tasks.simul.corpora.corpus import Audio, Corpus, Sentence
+from leap.tasks.simul.audio.files import Audio, write_sound
+from leap.tasks.simul.corpora.corpus import Corpus, Sentence
 from leap.tasks.simul.corpora.covost import read_covost, write_covost
-from leap.tasks.simul.corpora.tables import read_table, write_table
+from leap.tasks.simul.corpora.s2t import read_table, write_table
 
 NAMES = ["a.wav", "b.wav", "c.wav", "d.wav"]
 

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from leap.errors import FileError
-from leap.tasks.simul.audio.files import read_sound, write_sound
-from leap.tasks.simul.corpora.corpus import Audio, Corpus, Sentence
+from leap.tasks.simul.audio.files import Audio, read_sound, write_sound
+from leap.tasks.simul.corpora.corpus import Corpus, Sentence
 from leap.tasks.simul.corpora.must_c import read_must_c, read_segments, write_must_c
 
 

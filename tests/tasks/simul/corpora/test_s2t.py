@@ -5,18 +5,19 @@ import pytest
 import yaml
 
 from leap.errors import FileError
-from leap.tasks.simul.audio.files import write_frames, write_sound
-from leap.tasks.simul.corpora.corpus import Audio, Sentence
+from leap.tasks.simul.audio.files import Audio, write_frames, write_sound
+from leap.tasks.simul.corpora.corpus import Sentence
 from leap.tasks.simul.corpora.s2t import (
     COLUMNS,
     format_audio,
     parse_audio,
     read_part,
     read_s2t,
+    read_table,
     write_config,
     write_part,
+    write_table,
 )
-from leap.tasks.simul.corpora.tables import read_table, write_table
 
 
 @pytest.fixture

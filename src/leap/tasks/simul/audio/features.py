@@ -11,8 +11,7 @@ from torch import Tensor
 from leap.errors import ConfigError, FileError, InputError
 from leap.models.fbank import Frames, LeapformerFeatureExtractor, Samples, as_samples
 from leap.tasks.files import first_line
-from leap.tasks.simul.audio.files import RATE, read_frames, read_sound
-from leap.tasks.simul.corpora.corpus import Audio
+from leap.tasks.simul.audio.files import RATE, Audio, read_frames, read_sound
 
 SMALLEST_DEVIATION = 1e-2
 """Of a band that hardly ever changes, as of pure silence: it is not blown up."""

@@ -2,6 +2,7 @@
 
 import io
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,30 @@ from leap.errors import ConfigError, FileError
 from leap.extras import install_command
 from leap.models.fbank import Frames, Samples
 from leap.tasks.files import first_line
-from leap.tasks.simul.corpora.corpus import Audio
 
 RATE = 16000
 """Samples a second that our models take."""
 Sound = Float[np.ndarray, " samples"] | Float[np.ndarray, "samples channels"]
 Resampled = Float[np.ndarray, " resampled"]
+
+
+@dataclass(frozen=True)
+class Audio:
+    """A sound in a file: all of it, or a stretch.
+
+    The file is a recording, of which a stretch is counted in samples; or an .npy or .zip file with
+    features [frames, bins], of which a stretch is an array's place in the file, counted in bytes.
+    """
+
+    path: Path
+    start: int = 0
+    length: int | None = None
+    """None: to the end."""
+
+    @property
+    def holds_features(self) -> bool:
+        """Whether the file holds features rather than a recording."""
+        return self.path.suffix in (".npy", ".zip")
 
 
 def read_sound(audio: Audio | Path, rate: int = RATE) -> Samples:

@@ -7,6 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from leap.errors import FileError, LeapError
+from leap.tasks.simul.audio.files import Audio
 
 HELD_OUT = 0.05
 """Share of the sentences in each part that is held out, where the source has none itself."""
@@ -19,25 +20,6 @@ PARTS = {
     "dev": "valid",
 }
 """What files call the two parts that every corpus has. Others keep their names, and are tests."""
-
-
-@dataclass(frozen=True)
-class Audio:
-    """A sound in a file: all of it, or a stretch.
-
-    The file is a recording, of which a stretch is counted in samples; or an .npy or .zip file with
-    features [frames, bins], of which a stretch is an array's place in the file, counted in bytes.
-    """
-
-    path: Path
-    start: int = 0
-    length: int | None = None
-    """None: to the end."""
-
-    @property
-    def holds_features(self) -> bool:
-        """Whether the file holds features rather than a recording."""
-        return self.path.suffix in (".npy", ".zip")
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ clips/                  the recordings, mp3 at 48 kHz
 from pathlib import Path
 
 from leap.errors import FileError
-from leap.tasks.simul.corpora.corpus import PARTS, Audio, Corpus, Reader, Sentence, link_recording
-from leap.tasks.simul.corpora.s2t import count_frames
-from leap.tasks.simul.corpora.tables import read_table, write_table
+from leap.tasks.simul.audio.files import Audio
+from leap.tasks.simul.corpora.corpus import PARTS, Corpus, Reader, Sentence, link_recording
+from leap.tasks.simul.corpora.s2t import count_frames, read_table, write_table
 
 TRANSLATIONS = ("path", "translation", "split", "client_id")
 TRANSCRIPTS = ("path", "sentence", "client_id")

@@ -13,8 +13,8 @@ from typing import Any
 
 from leap.errors import FileError
 from leap.tasks.files import first_line, read_text
-from leap.tasks.simul.audio.files import sound_facts
-from leap.tasks.simul.corpora.corpus import PARTS, Audio, Corpus, Reader, Sentence, link_recording
+from leap.tasks.simul.audio.files import Audio, sound_facts
+from leap.tasks.simul.corpora.corpus import PARTS, Corpus, Reader, Sentence, link_recording
 from leap.tasks.simul.corpora.s2t import count_frames
 
 KEYS = ("wav", "offset", "duration")

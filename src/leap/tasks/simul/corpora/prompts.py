@@ -16,8 +16,8 @@ from leap.models.fbank import Samples
 from leap.tasks.files import data_folder, first_line
 from leap.tasks.simul.audio.files import decode_sound
 from leap.tasks.simul.corpora.corpus import Corpus, Reader, Sentence, with_held_out
+from leap.tasks.simul.corpora.s2t import read_table
 from leap.tasks.simul.corpora.speech import SoundOf
-from leap.tasks.simul.corpora.tables import read_table
 
 SPEAKER = "en_US_f_Allison"
 TARGETS = ("es", "fr", "it", "ru")

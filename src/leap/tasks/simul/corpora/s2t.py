@@ -4,22 +4,32 @@ r"""The manifests of fairseq's speech-to-text tasks: a table a part, and `config
 
 `audio` is a path, or a path and a stretch: `talk.wav:16000:48000` from which sample and how many,
 `features.zip:57:8128` at which byte and how many. Paths are relative to the table, or absolute.
+Tabs separate the columns, whose names are in the first line; the tables of CoVoST are alike.
 """
 
-from collections.abc import Sequence
+import csv
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from leap.errors import FileError
 from leap.models.fbank import LeapformerFeatureExtractor
-from leap.tasks.simul.audio.files import RATE, sound_facts
-from leap.tasks.simul.corpora.corpus import PARTS, Audio, Corpus, Reader, Sentence, with_held_out
-from leap.tasks.simul.corpora.tables import read_table, write_table
+from leap.tasks.simul.audio.files import RATE, Audio, sound_facts
+from leap.tasks.simul.corpora.corpus import PARTS, Corpus, Reader, Sentence, with_held_out
 from leap.training.folder import write_whole
 
 NEEDED = ("id", "audio", "n_frames", "tgt_text")
 COLUMNS = (*NEEDED, "speaker", "src_text")
 PIECES = "dict.txt"
+
+
+class _Dialect(csv.Dialect):
+    delimiter = "\t"
+    quoting = csv.QUOTE_NONE
+    quotechar = None
+    escapechar = "\\"
+    doublequote = False
+    lineterminator = "\n"
 
 
 def read_s2t(folder: Path, source: str = "en", target: str = "de") -> Corpus:
@@ -126,6 +136,39 @@ def write_config(
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     # The number is how often a piece occurs, of which fairseq's own scripts say 1, too.
     write_whole(folder / PIECES, "".join(f"{piece} 1\n" for piece in pieces))
+
+
+def read_table(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
+    """The rows of a table.
+
+    Args:
+        path: of the file.
+        columns: those it must have.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file, dialect=_Dialect, restval="")
+            found = reader.fieldnames or []
+            for column in columns:
+                if column not in found:
+                    raise FileError(
+                        f"{path} has no column {column}; it has {', '.join(found) or 'none'}"
+                    )
+            return list(reader)
+    except FileNotFoundError as error:
+        raise FileError(f"no table at {path}") from error
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise FileError(f"{path} is no table in UTF-8 ({error})") from error
+
+
+def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> None:
+    """Write a table, whole or not at all."""
+    unfinished = path.with_name(f".{path.name}.part")
+    with unfinished.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, columns, dialect=_Dialect)
+        writer.writeheader()
+        writer.writerows(rows)
+    unfinished.replace(path)
 
 
 def parse_audio(text: str, folder: Path) -> Audio:

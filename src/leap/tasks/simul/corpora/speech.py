@@ -15,8 +15,8 @@ from typing import Literal
 from leap.errors import FileError
 from leap.models.fbank import Frames, LeapformerFeatureExtractor, Samples
 from leap.tasks.simul.audio.features import Statistics, load_frames
-from leap.tasks.simul.audio.files import write_frames, write_sound
-from leap.tasks.simul.corpora.corpus import Audio, Corpus, Reader, Sentence
+from leap.tasks.simul.audio.files import Audio, write_frames, write_sound
+from leap.tasks.simul.corpora.corpus import Corpus, Reader, Sentence
 from leap.tasks.simul.corpora.s2t import read_part, write_part
 from leap.training.folder import write_whole
 
