@@ -13,6 +13,7 @@ import sys
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from importlib import import_module
 from itertools import pairwise
 from typing import Annotated, Any, NoReturn, get_type_hints
 
@@ -52,6 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run(arguments: Sequence[str]) -> None:
     start = "To begin, leap lm demo trains a small language model and reports on it."
     task, rest = _choose("leap", ABOUT, TASKS, arguments, closing=start, version=True)
+    if task == "backends":
+        argparse.ArgumentParser(prog="leap backends", description=TASKS[task]).parse_args(rest)
+        return import_module("leap.cli.backends").show()
     summaries = {name: verb.summary for name, verb in VERBS[task].items()}
     closing = f"Packages for this come with the extra {task}." if task in LEARNING else ""
     name, rest = _choose(f"leap {task}", TASKS[task], summaries, rest, closing=closing)

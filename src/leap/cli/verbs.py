@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from typing import Any
 
 TASKS = {
+    "backends": "What can compute the ops here, or why it cannot.",
     "bench": "Speed and memory of attentions, of decoding and of streams.",
     "lm": "Language models: train, measure, write, explain.",
     "lra": "Long Range Arena: data, training, tables, speed.",

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from leap.errors import InputError
+from leap.ops import backends
 from leap.ops.additive.blocked import attend, plain
 from leap.ops.additive.reference import additive_attention_reference
 from leap.ops.additive.state import FocusState, WindowState
@@ -46,6 +47,7 @@ def additive_attention(
     window: int | None = None,
     key_mask: Bool[Tensor, "b t"] | None = None,
     cu_seqlens: Int[Tensor, " n"] | None = None,
+    backend: str | None = None,
 ) -> tuple[Float[Tensor, "b h t p"], FocusState | WindowState]:
     """Average the past by focus, in O(t) whatever the window.
 
@@ -61,6 +63,7 @@ def additive_attention(
             window counts real tokens alone. Their own output is 0.
         cu_seqlens: where packed sequences begin, and the last one ends, `[0, 3, 5]` for lengths
             3 and 2. The batch is then 1, and the state has a row for each sequence.
+        backend: what is to compute it, by its name in `leap.ops.backends`; else what suits best.
 
     Returns:
         The means, and the state after the last token: a FocusState, or with a window a
@@ -70,13 +73,18 @@ def additive_attention(
     if window is not None and window < 1:
         raise InputError(f"window={window} sees no token; give 1 or more, or None for all")
     if cu_seqlens is not None:
-        op = partial(additive_attention, window=window)
+        op = partial(additive_attention, window=window, backend=backend)
         return run_packed(op, cu_seqlens, {"focus": focus, "v": v}, state, key_mask)
     before = _begin(focus, v, state, window)
     if focus.shape[2] == 0:
         return v, before
     after: FocusState | WindowState
-    if focus.shape[2] == 1:
+    no_state = None if state is None else "the formula begins a sequence, and a state was given"
+    chosen = backends.choose(backend, {"reference": no_state})
+    if chosen == "reference":
+        o = additive_attention_reference(focus, v, window, key_mask)
+        after = before.advance(focus=focus, v=v, key_mask=key_mask)
+    elif focus.shape[2] == 1:
         o, after = _step(focus, v, before, key_mask)
     else:
         past: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)

@@ -18,6 +18,8 @@ One call is answered by one of several versions, chosen by what it is given:
     gated       chunked, with a gate for each feature   whole    every query sees every key, in O(t)
     two_way     every query sees every key, and scores fade with distance, in O(t)
 
+These are of the backend torch; others, and how one is chosen, are in `leap.ops.backends`.
+
 Axes: b batch, h heads, t tokens (n of the source), f features, e values, r rank.
 """
 
@@ -31,6 +33,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from leap.errors import InputError
+from leap.ops import backends
 from leap.ops.checks import check_axes, check_floating, check_key_mask, check_same, shape
 from leap.ops.derivatives import transformed
 from leap.ops.features import cosine
@@ -41,6 +44,7 @@ from leap.ops.linear.parts import (
     precision,
     state_width,
     wide_keys,
+    wide_queries,
     without_pads,
 )
 from leap.ops.linear.reference import (
@@ -80,6 +84,7 @@ def linear_attention(
     key_mask: Bool[Tensor, "b n"] | None = None,
     normalise: bool = True,
     eps: float = 1e-6,
+    backend: str | None = None,
 ) -> Float[Tensor, "b h t e"]:
     """Attend from every query to every unmasked key, in O(t + n).
 
@@ -90,9 +95,17 @@ def linear_attention(
         key_mask: true at real keys; the rest count in neither numerator nor denominator.
         normalise: divide by the sum of scores; without it, the weighted sum itself.
         eps: floor of the normaliser, reached where no key shares a feature with the query.
+        backend: what is to compute it, by its name in `leap.ops.backends`; else what suits best.
     """
     return read_and_attend(
-        q, k, v, reweighting=reweighting, key_mask=key_mask, normalise=normalise, eps=eps
+        q,
+        k,
+        v,
+        reweighting=reweighting,
+        key_mask=key_mask,
+        normalise=normalise,
+        eps=eps,
+        backend=backend,
     )[0]
 
 
@@ -105,12 +118,19 @@ def read_and_attend(
     key_mask: Bool[Tensor, "b n"] | None = None,
     normalise: bool = True,
     eps: float = 1e-6,
+    backend: str | None = None,
 ) -> tuple[Float[Tensor, "b h t e"], LinearState]:
     """Attend as `linear_attention` does, and keep the state to read on from.
 
     The widened features, r times as wide, are never held whole.
     """
     tokens = check_inputs(q, k, v, key_mask, reweighting)
+    chosen = backends.choose(backend, {"reference": None})
+    if chosen == "reference":
+        tokens = without_pads(tokens, key_mask)
+        fq, fk = wide_queries(tokens), wide_keys(tokens)
+        o = linear_attention_reference(fq, fk, tokens.v, normalise=normalise, eps=eps)
+        return o, _state_of(fk, tokens.v, key_mask)
     if square.is_cheaper(q, k, v):
         tokens = without_pads(tokens, key_mask)
         o = square.attend(tokens, normalise=normalise, eps=eps)
@@ -133,11 +153,12 @@ def two_way_linear_attention(
     normalise: bool = True,
     chunk_size: int | None = None,
     eps: float = 1e-6,
+    backend: str | None = None,
 ) -> Float[Tensor, "b h t e"]:
     """Attend from every token to every token, by scores that fade with the distance between them.
 
     Args:
-        q, k, v, reweighting, key_mask, normalise, eps: as in `linear_attention`.
+        q, k, v, reweighting, key_mask, normalise, eps, backend: as in `linear_attention`.
         log_gate: logs of gates, per head: what lies between two tokens fades both ways alike.
         fade: the same as a constant of each head.
         chunk_size: as in `causal_linear_attention`.
@@ -157,6 +178,7 @@ def two_way_linear_attention(
             normalise=False,
             chunk_size=chunk_size,
             eps=eps,
+            backend=backend,
         )[0]
 
     tokens = without_pads(tokens, key_mask)
@@ -178,6 +200,7 @@ def causal_linear_attention(
     normalise: bool = True,
     chunk_size: int | None = None,
     eps: float = 1e-6,
+    backend: str | None = None,
 ) -> tuple[Float[Tensor, "b h t e"], LinearState]:
     """Attend causally in O(t), carrying the past in a state of fixed size.
 
@@ -198,6 +221,7 @@ def causal_linear_attention(
         normalise: divide by the sum of scores; without it, the weighted sum itself.
         chunk_size: tokens attended to at once: more of them make fewer steps, each of more work.
         eps: floor of the normaliser, reached where no key so far shares a feature with the query.
+        backend: what is to compute it, by its name in `leap.ops.backends`; else what suits best.
 
     Returns:
         The attended values, and the state after the last token.
@@ -208,6 +232,7 @@ def causal_linear_attention(
         "normalise": normalise,
         "chunk_size": chunk_size,
         "eps": eps,
+        "backend": backend,
     }
     if cu_seqlens is not None:
         x, y = reweighting or (None, None)
@@ -231,6 +256,7 @@ def causal_proportional_attention(
     normalise: bool = True,
     chunk_size: int | None = None,
     eps: float = 1e-6,
+    backend: str | None = None,
 ) -> tuple[Float[Tensor, "b h t e"], LinearState]:
     """LeaPformer's causal attention: scores re-weighted by cos(pi/2 (p_i - s_j)).
 
@@ -241,7 +267,7 @@ def causal_proportional_attention(
         q, k, v: as there, before the widening.
         p, s: proportions of the queries and of the keys, from 0 to 1.
         state: what an earlier call of either returned, with features of width 2f.
-        key_mask, cu_seqlens, fade, normalise, chunk_size, eps: as there.
+        key_mask, cu_seqlens, fade, normalise, chunk_size, eps, backend: as there.
         log_gate: as there; a gate for each of the f features fades both of its halves.
     """
     check_inputs(q, k, v, key_mask)
@@ -263,6 +289,7 @@ def causal_proportional_attention(
         normalise=normalise,
         chunk_size=chunk_size,
         eps=eps,
+        backend=backend,
     )
 
 
@@ -280,6 +307,7 @@ def causal_travelled_attention(
     normalise: bool = True,
     chunk_size: int | None = None,
     eps: float = 1e-6,
+    backend: str | None = None,
 ) -> tuple[Float[Tensor, "b h t e"], LinearState]:
     """Causal attention re-weighted by the distance travelled between tokens (`leap.ops.travel`).
 
@@ -288,7 +316,7 @@ def causal_travelled_attention(
         turn: how far each token turns each of m clocks on, in radians: the frequency of the clock
             times the token's step.
         state: what an earlier call returned, with features of width (1 + 2m) f and the clocks.
-        key_mask, cu_seqlens, log_gate, fade, normalise, chunk_size, eps: as there.
+        key_mask, cu_seqlens, log_gate, fade, normalise, chunk_size, eps, backend: as there.
     """
     check_floating(turn=turn)
     check_axes("b h t m", turn=turn)
@@ -299,6 +327,7 @@ def causal_travelled_attention(
         "normalise": normalise,
         "chunk_size": chunk_size,
         "eps": eps,
+        "backend": backend,
     }
     if cu_seqlens is not None:
         packed = {"q": q, "k": k, "v": v, "turn": turn, "log_gate": log_gate}
@@ -346,6 +375,7 @@ def _attend(
     normalise: bool,
     chunk_size: int | None,
     eps: float,
+    backend: str | None,
     turn: Tensor | None = None,
 ) -> tuple[Tensor, LinearState]:
     """Attend causally by the version that suits what is given; of `turn` a record is kept."""
@@ -362,8 +392,12 @@ def _attend(
         return tokens.v, before
     tokens = without_pads(tokens, key_mask)
     n_real = count_tokens(tokens.k, key_mask)
+    no_state = None if state is None else "the formula begins a sequence, and a state was given"
+    chosen = backends.choose(backend, {"reference": no_state})
 
-    if tokens.q.shape[2] == 1:
+    if chosen == "reference":
+        o, after = _by_the_formula(tokens, before, log_gate, rate, n_real, normalise, eps)
+    elif tokens.q.shape[2] == 1:
         gate = None if log_gate is None else log_gate.squeeze(2)
         if rate is not None:
             gate = tokens.k.new_tensor(rate, dtype=precision(tokens)).view(1, -1, 1)
@@ -384,6 +418,28 @@ def _attend(
     read = {"k": wide_keys(tokens), "v": tokens.v, "key_mask": key_mask.unsqueeze(1)}
     noted = {"log_gate": log_gate, "turn": turn}
     return o, after.after(before, **read, **{n: x for n, x in noted.items() if x is not None})
+
+
+def _by_the_formula(
+    tokens: Tokens,
+    before: LinearState,
+    log_gate: Tensor | None,
+    rate: list[float] | None,
+    n_real: Tensor | int,
+    normalise: bool,
+    eps: float,
+) -> tuple[Tensor, LinearState]:
+    """A sequence from its beginning, in O(t^2)."""
+    if rate is not None:
+        log_gate = _gates(None, rate, tokens, None)
+    fq, fk = wide_queries(tokens), wide_keys(tokens)
+    v = tokens.v.to(fk.dtype)
+    with as_given(fk):
+        o = causal_linear_attention_reference(
+            fq, fk, v, log_gate=log_gate, normalise=normalise, eps=eps
+        )
+    after = replace(before, trail=None).advance(k=fk, v=v, log_gate=log_gate)
+    return o.to(tokens.v.dtype), replace(after, length=before.length + n_real)
 
 
 def _is_short(q: Tensor, chunk_size: int) -> bool:

@@ -1,0 +1,101 @@
+"""Which code answers a call: backends, each of which says what it takes and why it refuses.
+
+    torch       operations of PyTorch; takes every call
+    reference   the formulas as written, in O(t^2); answers only where it is asked for by name
+
+The first of the list that is here and does not refuse a call answers it. A name overrides the
+choice: `backend=` of a call, else `using` around it, else the environment variable LEAP_BACKEND. A
+backend that was named and refuses is an error, never another backend.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from leap.errors import ConfigError, InputError
+
+VARIABLE = "LEAP_BACKEND"
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One way to compute."""
+
+    covers: str
+    """What it takes, in a line."""
+    missing: Callable[[], str | None] = lambda: None
+    """Why it is not here, or None if it is."""
+    by_name_alone: bool = False
+    """Whether it answers only those who name it."""
+
+
+BACKENDS: dict[str, Backend] = {
+    "torch": Backend(covers="every op, on any device: operations of PyTorch"),
+    "reference": Backend(
+        covers="the formulas in O(t^2), to check others by: sequences from their beginning",
+        by_name_alone=True,
+    ),
+}
+"""Every backend by its name, the most wanted first."""
+
+_named: str | None = os.environ.get(VARIABLE) or None
+
+
+@contextmanager
+def using(name: str | None) -> Iterator[None]:
+    """A context in which the backend of this name answers, or for None the first that can."""
+    global _named
+    if name is not None:
+        check_name(name)
+    before, _named = _named, name
+    try:
+        yield
+    finally:
+        _named = before
+
+
+def named() -> str | None:
+    """The backend that `using` or the environment names, or None."""
+    if _named is not None:
+        check_name(_named)
+    return _named
+
+
+def choose(asked: str | None, refusals: Mapping[str, str | None]) -> str:
+    """The name of the backend that answers a call.
+
+    Args:
+        asked: the name given with the call, if any.
+        refusals: by backend, why it cannot take this call, or None if it can. Backends that are
+            not among them do not have the op; torch takes everything.
+    """
+    name = named() if asked is None else asked
+    if name is None:
+        for each, backend in BACKENDS.items():
+            if not backend.by_name_alone and _refusal(each, refusals) is None:
+                return each
+        raise AssertionError("torch takes everything")
+    check_name(name)
+    reason = _refusal(name, refusals)
+    if reason is not None:
+        raise InputError(
+            f"backend {name!r} cannot answer this call: {reason}; "
+            f"without backend= and {VARIABLE} another one does"
+        )
+    return name
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that no backend has."""
+    if name not in BACKENDS:
+        raise ConfigError(
+            f"no backend is called {name!r} (backend= or {VARIABLE}); "
+            f"there are {', '.join(BACKENDS)}"
+        )
+
+
+def _refusal(name: str, refusals: Mapping[str, str | None]) -> str | None:
+    if name == "torch":
+        return None
+    return refusals.get(name, "it does not have this op")
