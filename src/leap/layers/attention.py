@@ -291,10 +291,16 @@ class DotProductAttention(Attention):
                 source_positions=read_at,
                 angles=angles,
             )
-        y = self.join(o)
+        y = self.join(self.finish(o, x))
         if self.output_gate is not None:
             y = y * self.output_gate(x).sigmoid()
         return self.o_proj(y), after
+
+    def finish(
+        self, o: Float[Tensor, "b h t v"], x: Float[Tensor, "b t d"]
+    ) -> Float[Tensor, "b h t v"]:
+        """Attended values as they leave the heads: normed, gated, dropped, as the layer does."""
+        return o
 
     def weights(
         self,

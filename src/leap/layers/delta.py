@@ -81,13 +81,32 @@ class GatedDeltaAttention(DotProductAttention):
         *,
         key_mask: Bool[Tensor, "b t"] | None,
         positions: Where | None,
-        cu_seqlens: Int[Tensor, " n"] | None,
+        cu_seqlens: Int[Tensor, " n"] | None = None,
     ) -> tuple[Float[Tensor, "b h t v"], DeltaState]:
         """Read x, projected to q, k and v, each token attending to itself and the past."""
-        o, after = self._take(x, q, k, v, past, key_mask=key_mask, cu_seqlens=cu_seqlens)
+        total = accumulator(x)
+        if self.convolution is None:  # Which ends in SiLU itself.
+            q, k = F.silu(q), F.silu(k)
+        q, k = (F.normalize(each.to(total), dim=-1, eps=1e-6) for each in (q, k))
+        beta = self.beta_proj(x).to(total).sigmoid().transpose(1, 2)
+        return causal_delta_attention(
+            q / math.sqrt(self.head_width),
+            k,
+            v.to(total),
+            beta,
+            past,
+            log_gate=self.gate(x),
+            key_mask=key_mask,
+            cu_seqlens=cu_seqlens,
+        )
+
+    def finish(
+        self, o: Float[Tensor, "b h t v"], x: Float[Tensor, "b t d"]
+    ) -> Float[Tensor, "b h t v"]:
+        """Attended values, normed and gated."""
         o = F.rms_norm(o, o.shape[-1:], eps=self.norm.eps) * self.norm.weight
         o = o.to(x.dtype) * F.silu(self.split(self.output_gate_proj(x)))
-        return F.dropout(o, self.dropout, self.training), after
+        return F.dropout(o, self.dropout, self.training)
 
     def attend_to(self, x: Float[Tensor, "b t d"], *_: Any, **__: Any) -> Any:
         """Refused: the delta rule reads in order."""
@@ -109,36 +128,9 @@ class GatedDeltaAttention(DotProductAttention):
         What overwrites a value takes it off again, so they may be negative; their magnitudes sum
         to 1, as the norm takes any scale away.
         """
-        o, _ = self._take(x, q, k, one_hot_values(x, self.n_head), None, key_mask=key_mask)
+        v = one_hot_values(x, self.n_head)
+        o, _ = self.attend_causally(x, q, k, v, None, key_mask=key_mask, positions=None)
         return o / o.abs().sum(dim=-1, keepdim=True).clamp_min(torch.finfo(o.dtype).tiny)
-
-    def _take(
-        self,
-        x: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        past: DeltaState | None,
-        *,
-        key_mask: Tensor | None,
-        cu_seqlens: Tensor | None = None,
-    ) -> tuple[Tensor, DeltaState]:
-        """What each token of x takes of the values so far, in full precision."""
-        total = accumulator(x)
-        if self.convolution is None:  # Which ends in SiLU itself.
-            q, k = F.silu(q), F.silu(k)
-        q, k = (F.normalize(each.to(total), dim=-1, eps=1e-6) for each in (q, k))
-        beta = self.beta_proj(x).to(total).sigmoid().transpose(1, 2)
-        return causal_delta_attention(
-            q / math.sqrt(self.head_width),
-            k,
-            v.to(total),
-            beta,
-            past,
-            log_gate=self.gate(x),
-            key_mask=key_mask,
-            cu_seqlens=cu_seqlens,
-        )
 
 
 class DecayGate(Learned):

@@ -244,13 +244,26 @@ class LeapformerAttention(DotProductAttention):
         *,
         key_mask: Bool[Tensor, "b t"] | None,
         positions: Where | None,
-        cu_seqlens: Int[Tensor, " n"] | None,
+        cu_seqlens: Int[Tensor, " n"] | None = None,
     ) -> tuple[Float[Tensor, "b h t v"], LinearState]:
         """Read x, projected to q, k and v, each token attending to itself and the past."""
-        o, after = self._take_causally(
-            x, q, k, v, past, key_mask=key_mask, positions=positions, cu_seqlens=cu_seqlens
-        )
-        return self._finished(o, x), after
+        (q, x_weights), (k, y_weights) = self._queries(q, positions), self._keys(k, positions)
+        options: dict[str, Any] = {
+            "key_mask": key_mask,
+            "cu_seqlens": cu_seqlens,
+            "log_gate": None if self.gate is None else self._for_all_heads(self.gate(x)),
+            "fade": self.fade,
+            "normalise": self.normalise,
+            "eps": self.eps,
+        }
+        v = self._values(v)
+        if self.steps is not None:
+            turn = self._for_all_heads(self.steps(x))
+            o, after = causal_travelled_attention(q, k, v, turn, past, **options)
+        else:
+            weights = _both(x_weights, y_weights)
+            o, after = causal_linear_attention(q, k, v, past, reweighting=weights, **options)
+        return self._divided(o), after
 
     def attend_to(
         self,
@@ -275,9 +288,9 @@ class LeapformerAttention(DotProductAttention):
         if source is None:
             assert past is not None  # or there was nothing to attend to
             q, weights = self._asked(x, q, past, positions, angles)
-            return self._finished(self._attend(widen(q, weights), past), x), past
+            return self._attend(widen(q, weights), past), past
         k, v = self.split(self.k_proj(source)), self.split(self.v_proj(source))
-        o, after = self._take(
+        return self._take(
             x,
             source,
             q,
@@ -290,7 +303,6 @@ class LeapformerAttention(DotProductAttention):
             source_positions=source_positions,
             angles=angles,
         )
-        return self._finished(o, x), after
 
     def walk(
         self,
@@ -327,7 +339,7 @@ class LeapformerAttention(DotProductAttention):
         """
         v = one_hot_values(source, self.n_head)
         if self.form == "causal":
-            o, _ = self._take_causally(x, q, k, v, None, key_mask=key_mask, positions=positions)
+            o, _ = self.attend_causally(x, q, k, v, None, key_mask=key_mask, positions=positions)
         else:
             o, _ = self._take(
                 x,
@@ -396,37 +408,6 @@ class LeapformerAttention(DotProductAttention):
         if self.places == "divided":
             return steps.shares(x, key_mask)
         return mask_tokens(steps.lengths(x).double(), key_mask).cumsum(2)
-
-    def _take_causally(
-        self,
-        x: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        past: LinearState | None,
-        *,
-        key_mask: Tensor | None,
-        positions: Tensor | None,
-        cu_seqlens: Tensor | None = None,
-    ) -> tuple[Tensor, LinearState]:
-        """What each token of x takes of the values so far."""
-        (q, x_weights), (k, y_weights) = self._queries(q, positions), self._keys(k, positions)
-        options: dict[str, Any] = {
-            "key_mask": key_mask,
-            "cu_seqlens": cu_seqlens,
-            "log_gate": None if self.gate is None else self._for_all_heads(self.gate(x)),
-            "fade": self.fade,
-            "normalise": self.normalise,
-            "eps": self.eps,
-        }
-        v = self._values(v)
-        if self.steps is not None:
-            turn = self._for_all_heads(self.steps(x))
-            o, after = causal_travelled_attention(q, k, v, turn, past, **options)
-        else:
-            weights = _both(x_weights, y_weights)
-            o, after = causal_linear_attention(q, k, v, past, reweighting=weights, **options)
-        return self._divided(o), after
 
     def _take(
         self,
@@ -564,7 +545,9 @@ class LeapformerAttention(DotProductAttention):
         weighted, denominator = o.chunk(2, dim=1)
         return weighted / denominator.clamp_min(self.eps)
 
-    def _finished(self, o: Tensor, x: Tensor) -> Tensor:
+    def finish(
+        self, o: Float[Tensor, "b h t v"], x: Float[Tensor, "b t d"]
+    ) -> Float[Tensor, "b h t v"]:
         """Attended values as they leave the heads."""
         if self.norm is not None:
             o = F.rms_norm(o, o.shape[-1:], eps=self.eps) * self.norm.weight

@@ -46,7 +46,9 @@ class Layer(GradientCheckpointingLayer):
             norm_eps=config.layer_norm_eps,
         )
 
-    def forward(self, x: Tensor, state: State | None, **inputs: Any) -> tuple[Tensor, State | None]:
+    def forward(
+        self, x: Tensor, state: State | None = None, **inputs: Any
+    ) -> tuple[Tensor, State | None]:
         """Pass tokens through, on top of what was read before.
 
         Nothing here may change a cache: checkpointing runs it again in the backward pass.
@@ -111,7 +113,7 @@ class LeapformerPreTrainedModel(PreTrainedModel):
         elif isinstance(module, LeapAttention):
             for name in module.formulation.vectors:
                 init.normal_(module.get_parameter(name), std=self.config.initializer_range)
-        elif isinstance(module, Layer):
+        elif isinstance(module, Layer) and self.config.begins_quietly:
             # As in GPT-2: the more layers add to the residual stream, the less each begins with.
             std = self.config.initializer_range / math.sqrt(2 * self.config.n_layer)
             last = [module.block.feed_forward[3], getattr(module.block.attention, "o_proj", None)]
@@ -138,7 +140,7 @@ class LeapformerBody(LeapformerPreTrainedModel):
                 config.adaptive_factor,
             )
         )
-        self.embed_positions = _position_embedding(config)
+        self.embed_positions = position_embedding(config)
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.layers = nn.ModuleList(Layer(config, i, self.form) for i in range(config.n_layer))
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
@@ -175,7 +177,7 @@ class LeapformerBody(LeapformerPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise InputError("give either input_ids or inputs_embeds")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        key_mask = real_tokens(attention_mask, x)
+        key_mask = real_tokens(attention_mask, x.shape[1])
         if position_ids is None:
             state = None if past is None else past.layers[0].state
             alike = state is None and key_mask is None  # Then one row is looked up for all.
@@ -253,27 +255,34 @@ def packed_at(position_ids: Tensor | None, seq_idx: Tensor | None = None) -> Ten
     return torch.cat([starts.new_zeros(1), starts, starts.new_tensor([given.shape[-1]])])
 
 
-def _position_embedding(config: LeapformerConfig) -> nn.Module | None:
+def position_embedding(config: LeapformerConfig) -> nn.Module | None:
+    """What is added to embeddings; None for positions that attentions see to."""
     if config.position_embedding == "learned":
         return nn.Embedding(config.n_positions, config.hidden_size)
-    if config.position_embedding == "sinusoidal":
-        return SinusoidalPositions(config.hidden_size)
-    return None
+    return SinusoidalPositions(config.hidden_size) if config.adds_sinusoids else None
 
 
-def real_tokens(attention_mask: Tensor | None, x: Tensor) -> Tensor | None:
-    """True at the real ones of these tokens; None where all are."""
-    t = x.shape[1]
+def real_tokens(attention_mask: Tensor | None, n_tokens: int | None = None) -> Tensor | None:
+    """True at real tokens; None where all are.
+
+    Args:
+        attention_mask: 1 at real tokens and 0 at pads, `[b, t]`.
+        n_tokens: how many of the last tokens are meant; by default all.
+    """
     if attention_mask is None:
         return None
     if attention_mask.ndim != 2:
         raise InputError(
             f"attention_mask is {list(attention_mask.shape)}; expected [batch, tokens] of 0 and 1"
         )
-    mask = attention_mask[:, -t:].bool() if t else attention_mask[:, :0].bool()
-    if torch.compiler.is_compiling():
-        return mask  # Looking at values would break the graph.
+    t = attention_mask.shape[1]
+    mask = attention_mask[:, t if n_tokens == 0 else -(n_tokens or t) :].bool()
     # On a GPU to look is to wait: once for the one token of a decoding step, where that costs less
     # than a mask in every layer, but not in training.
-    may_look = mask.device.type == "cpu" or t == 1
+    may_look = can_look(mask) or (n_tokens == 1 and not torch.compiler.is_compiling())
     return None if may_look and bool(mask.all()) else mask
+
+
+def can_look(mask: Tensor) -> bool:
+    """Whether values can be looked at without breaking a graph or waiting for the device."""
+    return not torch.compiler.is_compiling() and mask.device.type == "cpu"

@@ -184,6 +184,16 @@ class LeapformerConfig(PreTrainedConfig):
         return self.n_positions if self.position_embedding == "learned" else None
 
     @property
+    def adds_sinusoids(self) -> bool:
+        """Whether embeddings get sinusoidal positions."""
+        return self.position_embedding == "sinusoidal"
+
+    @property
+    def begins_quietly(self) -> bool:
+        """Whether layers begin by adding the less to the residual stream the more of them are."""
+        return True
+
+    @property
     def attentions(self) -> list[str]:
         """Name of the mechanism of each layer."""
         if isinstance(self.attention, str):

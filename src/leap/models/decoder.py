@@ -24,9 +24,9 @@ from transformers.utils.output_capturing import capture_outputs
 from leap.errors import InputError
 from leap.layers import Dropout, FeedForward
 from leap.layers.attention import token_positions
-from leap.models.body import LeapformerPreTrainedModel, real_tokens
+from leap.models.body import LeapformerPreTrainedModel, position_embedding, real_tokens
 from leap.models.cache import StateCache
-from leap.models.encoder import position_embedding, read_until
+from leap.models.encoder import read_until
 from leap.models.seq2seq_config import LeapformerSeq2SeqConfig
 from leap.models.states import States
 from leap.models.weights import Watch, wants_weights
@@ -199,7 +199,7 @@ class Decoder(LeapformerPreTrainedModel):
             [layer.state for layer in cache.cross_attention_cache.layers] if cache else [None] * n
         )
 
-        key_mask = real_tokens(attention_mask, x)
+        key_mask = real_tokens(attention_mask, x.shape[1])
         if position_ids is None:
             position_ids = token_positions(x, written[0], key_mask)
         seen: dict[str, Any] = {}

@@ -13,55 +13,38 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from leap.errors import InputError
-from leap.layers import Block, Dropout
+from leap.layers import Dropout
 from leap.layers.attention import token_positions
-from leap.models.body import LeapformerPreTrainedModel, SinusoidalPositions
+from leap.models.body import (
+    Layer,
+    LeapformerPreTrainedModel,
+    can_look,
+    position_embedding,
+    real_tokens,
+)
 from leap.models.seq2seq_config import LeapformerSeq2SeqConfig, LeapformerSpeechConfig
 from leap.models.states import States
 from leap.models.subsampling import LastFrame, Subsampler
 from leap.models.weights import Watch, wants_weights
-from leap.ops.state import State
-
-
-class EncoderLayer(GradientCheckpointingLayer):
-    """One block of the encoder."""
-
-    def __init__(self, config: LeapformerSeq2SeqConfig, layer: int) -> None:
-        super().__init__()
-        self.block = Block(
-            config.part("encoder").build_attention(layer, config.form("encoder")),
-            feed_forward_size=config.intermediate_size,
-            dropout=config.hidden_dropout_prob,
-            norm_eps=config.layer_norm_eps,
-        )
-
-    def forward(
-        self, x: Tensor, state: State | None = None, **inputs: Any
-    ) -> tuple[Tensor, State | None]:
-        """Pass states through, on top of what was read before."""
-        y: tuple[Tensor, State | None] = self.block(x, state, **inputs)
-        return y
 
 
 class Encoder(LeapformerPreTrainedModel, ABC):
     """What encoders of text and of speech have in common: all but how the source is embedded."""
 
     config: LeapformerSeq2SeqConfig
-    _no_split_modules = ["EncoderLayer"]  # noqa: RUF012
-    _can_record_outputs = {"hidden_states": EncoderLayer}  # noqa: RUF012
 
     def __init__(self, config: LeapformerSeq2SeqConfig) -> None:
         super().__init__(config)
         assert config.encoder_layers is not None  # settled by the config
         self.embed_positions = position_embedding(config)
         self.dropout = Dropout(config.hidden_dropout_prob)
-        self.layers = nn.ModuleList(EncoderLayer(config, i) for i in range(config.encoder_layers))
+        part, form = config.part("encoder"), config.form("encoder")
+        self.layers = nn.ModuleList(Layer(part, i, form) for i in range(config.encoder_layers))
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.gradient_checkpointing = False
 
@@ -164,7 +147,7 @@ class TextEncoder(Encoder):
 
     def state_mask(self, attention_mask: Tensor | None) -> Tensor | None:
         """True at real tokens; None if all are."""
-        return real(attention_mask)
+        return real_tokens(attention_mask)
 
     def _scaled(self, embeddings: Tensor) -> Tensor:
         return embeddings * math.sqrt(self.config.hidden_size)
@@ -197,8 +180,8 @@ class SpeechEncoder(Encoder):
             attention_mask: 1 at real frames and 0 at pads, which stand behind.
             chunk_size: states read at once, 0 for all; by default the config's.
         """
-        mask = real(attention_mask)
-        if mask is not None and _can_look(mask) and not pads_behind(mask):
+        mask = real_tokens(attention_mask)
+        if mask is not None and can_look(mask) and not pads_behind(mask):
             raise InputError("attention_mask: pads must stand behind the frames of speech")
         x, _ = self.subsampler(self.subsampler.blocks(input_features, mask))
         return self.encode(x, self.state_mask(mask), chunk_size, kwargs)
@@ -212,27 +195,8 @@ class SpeechEncoder(Encoder):
 
     def state_mask(self, attention_mask: Tensor | None) -> Tensor | None:
         """True at states of which a frame is real; None if all are."""
-        mask = real(attention_mask)
+        mask = real_tokens(attention_mask)
         return None if mask is None else self.subsampler.state_mask(mask)
-
-
-def position_embedding(config: LeapformerSeq2SeqConfig) -> nn.Module | None:
-    """What is added to embeddings; None for positions that attentions see to."""
-    if config.position_embedding in ("sinusoidal", "alibi"):
-        return SinusoidalPositions(config.hidden_size)
-    return None
-
-
-def real(attention_mask: Tensor | None) -> Tensor | None:
-    """True where the mask has 1; None where that is everywhere."""
-    if attention_mask is None:
-        return None
-    if attention_mask.ndim != 2:
-        raise InputError(
-            f"attention_mask is {list(attention_mask.shape)}; expected [batch, tokens] of 0 and 1"
-        )
-    mask = attention_mask.bool()
-    return None if _can_look(mask) and bool(mask.all()) else mask
 
 
 def pads_behind(mask: Tensor) -> bool:
@@ -240,7 +204,7 @@ def pads_behind(mask: Tensor) -> bool:
 
     Where it is not, the same comes out by a longer way.
     """
-    return _can_look(mask) and not bool((mask[:, 1:] & ~mask[:, :-1]).any())
+    return can_look(mask) and not bool((mask[:, 1:] & ~mask[:, :-1]).any())
 
 
 def read_until(n_real: Tensor, mask: Tensor | None, n_states: int) -> Tensor:
@@ -256,8 +220,3 @@ def read_until(n_real: Tensor, mask: Tensor | None, n_states: int) -> Tensor:
     count = mask.long().cumsum(dim=1)
     wanted = n_real.expand(len(mask), n_real.shape[-1]).minimum(count[:, -1:])
     return (torch.searchsorted(count, wanted) + 1).where(wanted > 0, 0)
-
-
-def _can_look(mask: Tensor) -> bool:
-    """Looking at values would break a graph, or wait for the device."""
-    return not torch.compiler.is_compiling() and mask.device.type == "cpu"

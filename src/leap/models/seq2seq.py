@@ -39,7 +39,7 @@ class LeapformerSeq2SeqPreTrainedModel(LeapformerPreTrainedModel):
     """What translation models have in common: how they begin."""
 
     config: LeapformerSeq2SeqConfig
-    _no_split_modules = ["EncoderLayer", "TranslationLayer"]  # noqa: RUF012
+    _no_split_modules = ["Layer", "TranslationLayer"]  # noqa: RUF012
     _can_record_outputs = {}  # noqa: RUF012  # The encoder and the decoder record their own.
 
     @torch.no_grad()

@@ -77,6 +77,16 @@ class LeapformerSeq2SeqConfig(LeapformerConfig):
             self.initializer_range = max(self.hidden_size, 1) ** -0.5
         super().__post_init__(**kwargs)
 
+    @property
+    def adds_sinusoids(self) -> bool:
+        """Whether embeddings get sinusoidal positions: with alibi too, for the cross-attention."""
+        return self.position_embedding in ("sinusoidal", "alibi")
+
+    @property
+    def begins_quietly(self) -> bool:
+        """No: weights begin at 1 / sqrt(hidden_size), which allows for the residuals."""
+        return False
+
     def part(self, name: Part) -> LeapformerConfig:
         """The config that the attentions of one part are built by."""
         settings = {each: getattr(self, each) for each in LeapformerConfig.__annotations__}
