@@ -21,7 +21,7 @@ from leap.errors import ConfigError, InputError
 from leap.tasks.simul.audio.files import read_sound
 from leap.tasks.simul.audio.microphone import Heard, listen
 from leap.tasks.simul.audio.pauses import Pauses, best_installed
-from leap.tasks.simul.scoring.metrics import Amount, length_adaptive_average_lagging
+from leap.tasks.simul.scoring.metrics import Amount, latency
 from leap.tasks.simul.streaming.policies import Offline
 from leap.tasks.simul.streaming.sources import check_word
 from leap.tasks.simul.streaming.stream import Interpreter, Stream, load_trained
@@ -239,7 +239,5 @@ def _sound(stream: Stream, heard: Iterator[Heard]) -> Iterator[Event]:
 
 
 def _ended(delays: list[Amount], length: Amount) -> Ended:
-    lagging = None
-    if delays:
-        lagging = float(length_adaptive_average_lagging(delays, length, len(delays)))
+    lagging = float(latency(delays, length)["LAAL"]) if delays else None
     return Ended(len(delays), length, lagging)

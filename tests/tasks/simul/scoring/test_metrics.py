@@ -6,7 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leap.errors import ConfigError, FileError, InputError
-from leap.tasks.simul.scoring.metrics import LATENCIES, Instance, read_instances, real_time, score
+from leap.tasks.simul.scoring.metrics import (
+    LATENCIES,
+    Instance,
+    latency,
+    read_instances,
+    real_time,
+    score,
+)
 
 
 @st.composite
@@ -100,6 +107,19 @@ def test_a_translation_gains_nothing_by_length():
     assert latency["LAAL"] == pytest.approx(1)
 
 
+def test_yaal_looks_at_words_before_the_end_of_the_source_or_of_its_stream():
+    times, pace = [1, 2, 5, 9], 4 / 4
+    before = (1 + 2 - pace) / 2
+    assert latency(times, 4, "a b c")["YAAL"] == pytest.approx(before)
+    in_stream = (1 + 2 - pace + 5 - 2 * pace) / 3
+    assert latency(times, 4, "a b c", end=9)["YAAL"] == pytest.approx(in_stream)
+
+
+def test_without_a_reference_the_translation_is_as_long_as_it_should_be():
+    times = [1, 2, 3, 4]
+    assert latency(times, 8) == latency(times, 8, "a b c d") != latency(times, 8, "a b c d e")
+
+
 def test_an_offline_translation_has_no_yaal():
     assert math.isnan(Instance("a b", "a b", [4, 4], source_length=4).latency()["YAAL"])
 
@@ -141,7 +161,8 @@ def test_computation_aware_latency_is_of_all_sentences_or_none():
     timed = Instance("a b", "a b", [1, 2], source_length=2, elapsed=[11, 22])
     untimed = Instance("a b", "a b", [1, 2], source_length=2, elapsed=[0, 0])
     silent = Instance("", "a b", [], source_length=2)
-    assert score([timed, silent]).computation_aware == timed.latency(timed.elapsed)
+    expected = pytest.approx(timed.latency(timed.elapsed), nan_ok=True)
+    assert score([timed, silent]).computation_aware == expected
     scores = score([timed, untimed])
     assert scores.computation_aware == scores.real_time == {}
 

@@ -13,13 +13,15 @@ with d_i >= X (else H):
 Of a sentence that is part of a stream (`leap.tasks.simul.scoring.longform`) delays count from its
 beginning, and YAAL goes on to the end of the stream.
 
-The numbers are those of SimulEval 1.1.4 and OmniSTEval, which need not be installed.
+OmniSTEval computes them, and SimulEval 1.1.4 has the same numbers. Computing that goes on while
+listening (`real_time`) is ours, as neither knows of it.
 """
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -31,65 +33,31 @@ Amount = int | float
 Delays = Sequence[Amount]
 
 
-def average_lagging(delays: Delays, source: Amount, reference: int) -> Amount:
-    """AL: how far behind an ideal translator, who keeps pace with the source, words come.
-
-    Args:
-        delays: of the words of the translation, one or more.
-        source: length of the source, in the unit of the delays.
-        reference: words of the reference.
-    """
-    if delays[0] > source:
-        return delays[0]
-    read = next((i for i, delay in enumerate(delays, start=1) if delay >= source), len(delays))
-    return _mean_lag(delays[:read], source / reference)
-
-
-def length_adaptive_average_lagging(delays: Delays, source: Amount, reference: int) -> Amount:
-    """LAAL: AL, but a translation does not gain by being longer than the reference."""
-    return average_lagging(delays, source, max(reference, len(delays)))
-
-
-def average_proportion(delays: Delays, source: Amount, reference: int) -> Amount:
-    """AP: the share of the source that had been read, averaged over the words."""
-    return sum(delays) / (source * reference)
-
-
-def differentiable_average_lagging(delays: Delays, source: Amount, reference: int) -> Amount:
-    """DAL: AL of all words, where writing a word takes its share of the time."""
-    pace = source / len(delays)
-    spoken = [delays[0]]
-    for delay in delays[1:]:
-        spoken.append(max(delay, spoken[-1] + pace))
-    return _mean_lag(spoken, pace)
-
-
-def yet_another_average_lagging(
-    delays: Delays, source: Amount, reference: int, end: Amount | None = None
-) -> Amount:
-    """YAAL: LAAL of the words that came before the source ended; NaN if none did.
-
-    Args:
-        delays, source, reference: as for AL.
-        end: of the stream that the sentence is part of, if it is, counted from its own beginning.
-    """
-    last = source if end is None else end
-    ended = next((i for i, delay in enumerate(delays) if delay >= last), len(delays))
-    if not ended:
-        return math.nan
-    return _mean_lag(delays[:ended], source / max(reference, len(delays)))
-
-
-LATENCIES: Mapping[str, Callable[[Delays, Amount, int], Amount]] = {
-    "AL": average_lagging,
-    "LAAL": length_adaptive_average_lagging,
-    "AP": average_proportion,
-    "DAL": differentiable_average_lagging,
-    "YAAL": yet_another_average_lagging,
-}
-
+LATENCIES = ("AL", "LAAL", "AP", "DAL", "YAAL")
 METRICS = ("BLEU", "chrF", "LAAL", "AL", "DAL", "AP", "YAAL")
 """In the order in which they are shown."""
+
+
+def latency(
+    times: Delays, source: Amount, reference: str | None = None, end: Amount | None = None
+) -> dict[str, Amount]:
+    """Every metric of a sentence; NaN where it is undefined.
+
+    Args:
+        times: of the words of the translation, one or more.
+        source: length of the source, in the unit of the times.
+        reference: by default as long as the translation.
+        end: of the stream that the sentence is part of, if it is, counted from its own beginning.
+    """
+    omnisteval = _import("omnisteval")
+    sentence = omnisteval.Instance(
+        reference=reference,
+        source_length=source,
+        emission_cu=list(times),
+        time_to_recording_end=end,
+        longform=end is not None,
+    )
+    return {name: getattr(omnisteval.scoring, f"{name}Scorer")()([sentence]) for name in LATENCIES}
 
 
 def real_time(delays: Delays, elapsed: Delays) -> list[Amount]:
@@ -139,11 +107,6 @@ class Instance:
         """Milliseconds of it up to the last word, if it was measured."""
         return self.elapsed[-1] - self.delays[-1] if self.is_timed else 0
 
-    @property
-    def reference_length(self) -> int:
-        """Words of the reference, counted by its spaces, as both packages do."""
-        return len(self.reference.split(" "))
-
     def latency(self, times: Delays | None = None) -> dict[str, Amount]:
         """Every metric of this sentence.
 
@@ -153,9 +116,7 @@ class Instance:
         times = self.delays if times is None else times
         if not times:
             raise InputError(f"sentence {self.index} has no words, so no word has a delay")
-        lengths = self.source_length, self.reference_length
-        found = {name: lag(times, *lengths) for name, lag in LATENCIES.items()}
-        return found | {"YAAL": yet_another_average_lagging(times, *lengths, self.end)}
+        return latency(times, self.source_length, self.reference, self.end)
 
 
 @dataclass(frozen=True)
@@ -198,7 +159,7 @@ def score(instances: Sequence[Instance], tokenize: str = "13a") -> Scores:
     """
     if not instances:
         raise InputError("there are no sentences to score")
-    sacrebleu = _sacrebleu()
+    sacrebleu = _import("sacrebleu.metrics")
     predictions = [instance.prediction for instance in instances]
     references = [[instance.reference for instance in instances]]
     if tokenize not in sacrebleu.BLEU.TOKENIZERS:
@@ -251,10 +212,6 @@ def read_instances(path: Path) -> list[Instance]:
     return instances
 
 
-def _mean_lag(times: Delays, pace: Amount) -> float:
-    return sum(time - i * pace for i, time in enumerate(times)) / len(times)
-
-
 def _mean(latencies: Iterable[dict[str, Amount]]) -> dict[str, Amount]:
     """The mean of each metric over the sentences that have it."""
     found = list(latencies)
@@ -267,9 +224,8 @@ def _mean(latencies: Iterable[dict[str, Amount]]) -> dict[str, Amount]:
     return means
 
 
-def _sacrebleu() -> Any:
+def _import(name: str) -> Any:
     try:
-        from sacrebleu import metrics
+        return import_module(name)
     except ImportError as error:
-        raise ConfigError(f"BLEU and chrF need sacrebleu: {install_command('simul')}") from error
-    return metrics
+        raise ConfigError(f"scores need {name}: {install_command('simul')}") from error

@@ -1,4 +1,4 @@
-"""OmniSTEval on our logs: another's figures beside ours, which are the same."""
+"""OmniSTEval's own command on our logs: it reads, cuts and scores them, with the same figures."""
 
 import json
 import subprocess

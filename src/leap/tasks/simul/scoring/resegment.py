@@ -6,7 +6,10 @@ a word that faces none. A word then belongs to the sentence of the reference wor
 faces none goes to the sentence before it, unless it, or one before it in the same gap, is more like
 the next reference word than like the last.
 
-This is SoftSegmenter's way (Polák et al., 2025), which OmniSTEval has, at the speed of NumPy.
+This is SoftSegmenter ("Better Late Than Never: Evaluation of Latency Metrics for Simultaneous
+Speech-to-Text Translation", Polák et al., 2025, arXiv 2509.17349). OmniSTEval has it in plain
+Python, and tests find both equal; but it takes 50 times as long for a stream of 1,000 words, and
+gigabytes of lists for one of 12,000, so the alignment here stays.
 """
 
 import unicodedata
