@@ -164,7 +164,7 @@ def proportional(
 
 
 def cosine(p: Float[Tensor, "*rows"]) -> Float[Tensor, "*rows 2"]:
-    """[sin, cos](pi/2 p): LeaPformer's re-weighting, x_i . y_j = cos(pi/2 (p_i - s_j))."""
+    """`[sin, cos](pi/2 p)`: LeaPformer's re-weighting, x_i . y_j = cos(pi/2 (p_i - s_j))."""
     angle = (math.pi / 2) * p
     cos = angle.cos()
     # A rounded pi/2 may be more than pi/2, where p = 1 would have a cosine just below 0. What lifts
