@@ -10,7 +10,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check -qq
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup test hf-tests check bench demo clean
+.PHONY: help setup test hf-tests check bench demo docs clean
 
 # An environment that came along with a copied checkout points at the old place: make it anew.
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
@@ -45,6 +45,9 @@ bench: $(STAMP) ## measure every attention against torch's own (ten minutes)
 demo: $(STAMP) ## train a small language model beside softmax, write text, show it all (5 minutes)
 	@$(RUN) -m leap.cli lm demo
 
+docs: $(STAMP) ## build the documentation site into build/site
+	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet && echo "wrote build/site/index.html"
+
 clean: ## remove the environment
 	rm -rf $(VENV)
 
@@ -58,7 +61,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "installing into $(VENV): a few minutes the first time"
 	@# torch on its own first, so that nothing later can bring another build of it.
 	@$(PIP) install -c constraints.txt torch
-	@$(PIP) install --no-warn-conflicts -c constraints.txt -e '.[dev,lm,simul]'
+	@$(PIP) install --no-warn-conflicts -c constraints.txt -e '.[dev,docs,lm,simul]'
 	@# By itself, since it asks for an older tqdm than Hugging Face does, and works with a newer one.
 	@$(PIP) install --no-deps -c constraints.txt simuleval
 	@printf '%s' '$(CURDIR)' > $@

@@ -1,0 +1,89 @@
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def test_every_relative_link_leads_to_a_file_and_every_anchor_to_a_heading(hooks):
+    texts = {page: (hooks.ROOT / page).read_text() for page in hooks.markdown_files()}
+    dead = []
+    n_links = 0
+    for page, text in texts.items():
+        for link, anchor in hooks.links(text):
+            n_links += 1
+            target = hooks.resolved(page, link)
+            known = hooks.anchors(texts[target]) if anchor and target in texts else {anchor}
+            if not (hooks.ROOT / target).is_file() or anchor not in known:
+                dead.append(f"{page}: {link}#{anchor}")
+    assert n_links > 50
+    assert not dead
+
+
+def test_links_in_code_are_not_links(hooks):
+    text = "[a](x.md) and [b](y.md#part)\n\n```python\n[c](z.md)\n```\n\n[d](#here), [e](https://f.g)\n"
+    assert list(hooks.links(text)) == [("x.md", ""), ("y.md", "part"), ("", "here")]
+
+
+@pytest.mark.parametrize(
+    ("heading", "expected"),
+    [
+        ("The state", "the-state"),
+        (
+            "Long Range Arena in an hour: `easy` lists, first",
+            "long-range-arena-in-an-hour-easy-lists-first",
+        ),
+        ("[Unreleased](x.md)", "unreleased"),
+    ],
+)
+def test_headings_are_linked_to_as_on_code_hosts(hooks, heading, expected):
+    assert hooks.anchor(heading) == expected
+
+
+def test_headings_that_repeat_are_numbered(hooks):
+    assert hooks.anchors("# A\n\n## B\n\n## B\n") == {"a", "b", "b-1"}
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("docs/guides/ops.md", "guides/ops.md"),
+        ("README.md", "README.md"),
+        ("benchmarks/attention/attention.png", "benchmarks/attention/attention.png"),
+        ("src/leap/ops/softmax.py", "src/leap/ops/softmax.py.md"),
+    ],
+)
+def test_every_file_has_one_place_on_the_site(hooks, path, expected):
+    assert hooks.place(path) == expected
+
+
+def test_a_notebook_is_shown_as_its_text_and_code(hooks):
+    page = hooks.shown("examples/language_model.ipynb")
+    assert page.startswith("# A language model with LEAP")
+    assert "```python\nSMALL = True" in page
+
+
+def test_the_reference_lists_every_public_name_once(hooks):
+    import leap.layers
+    import leap.models
+    import leap.ops
+
+    for package in (leap.ops, leap.layers, leap.models):
+        found = hooks.exported(package.__name__)
+        names = [name for names in found.values() for name in names]
+        assert sorted(names) == sorted(package.__all__)
+
+
+def test_the_site_builds_without_a_warning(hooks, tmp_path):
+    for module in ("mkdocs", "material", "mkdocstrings_handlers"):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not installed: pip install -c constraints.txt '.[docs]'")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(tmp_path)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(
+        command, cwd=hooks.ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "causal_linear_attention" in (tmp_path / "reference" / "ops.html").read_text()
+    assert (tmp_path / "benchmarks" / "attention" / "attention.png").exists()
