@@ -1,27 +1,16 @@
-"""`leap simul`: translation of text or speech that is still arriving."""
+"""`leap simul`: data, training and scores of simultaneous translation."""
 
-import signal
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from threading import Event
-
-from rich.console import Console
-from rich.text import Text
 from transformers.utils import logging
 
 from leap.cli.progress import progress_shown, told
 from leap.cli.table import show_table
 from leap.tasks.simul import evaluate as evaluating
-from leap.tasks.simul import live
 from leap.tasks.simul import prepare as preparing
 from leap.tasks.simul import report as reporting
 from leap.tasks.simul import train as training
 from leap.tasks.simul.evaluate import EvalConfig
-from leap.tasks.simul.live import StreamConfig
 from leap.tasks.simul.prepare import PrepareConfig
 from leap.tasks.simul.report import ReportConfig
-from leap.tasks.simul.scoring.metrics import Amount
 from leap.tasks.simul.train import TrainConfig
 
 # What goes wrong comes as a LeapError; the library's hints are for those who program with it.
@@ -77,65 +66,3 @@ def report(config: ReportConfig) -> None:
     for table in reporting.report(config):
         show_table(table.columns, table.rows, table.title)
     print(f"wrote {config.output}")
-
-
-def stream(config: StreamConfig) -> None:
-    """Print words as they are written, with how late each is, and at the end how late they were."""
-    unit = "words" if config.sound is None and not config.microphone else "ms"
-    console = Console(highlight=False)
-    lags: list[Amount] = []
-    laggings: list[float] = []
-    is_begun = False
-    with _until_interrupted(config.microphone) as stopped:
-        for event in live.translate(config, stopped=stopped):
-            if isinstance(event, live.Written):
-                lags.append(event.lag)
-                if config.lag:
-                    _show(console, event, unit)
-                else:
-                    print(f" {event.word}" if is_begun else event.word, end="", flush=True)
-                is_begun = True
-            else:
-                print(flush=True)
-                is_begun = False
-                laggings += [] if event.lagging is None else [event.lagging]
-    if lags:
-        words = "1 word" if len(lags) == 1 else f"{len(lags)} words"
-        print(
-            f"{words}, on average {_mean(lags):.1f} {unit} behind; "
-            f"LAAL {_mean(laggings):.1f} {unit}",
-            file=sys.stderr,
-        )
-
-
-def _show(console: Console, written: live.Written, unit: str) -> None:
-    """A word and its lag, as suits a terminal, or a file, where each word has a line."""
-    if console.is_terminal:
-        lag = f" {written.lag:+.0f}{'ms' * (unit == 'ms')}"
-        console.print(Text.assemble(written.word, (lag, "dim")), end=" ", soft_wrap=True)
-    else:
-        print(f"{written.word}\t{written.lag:.0f} {unit}", flush=True)
-
-
-@contextmanager
-def _until_interrupted(is_wanted: bool) -> Iterator[Callable[[], bool]]:
-    """Let the first Ctrl-C end the source rather than the program; a second one ends both."""
-    interrupted = Event()
-    if not is_wanted:
-        yield interrupted.is_set
-        return
-    usual = signal.getsignal(signal.SIGINT)
-
-    def interrupt(*_: object) -> None:
-        interrupted.set()
-        signal.signal(signal.SIGINT, usual)
-
-    signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield interrupted.is_set
-    finally:
-        signal.signal(signal.SIGINT, usual)
-
-
-def _mean(values: Sequence[Amount]) -> float:
-    return sum(values) / len(values)

@@ -308,7 +308,7 @@ VERBS = {
         ),
         "stream": Verb(
             config="leap.tasks.simul.live.StreamConfig",
-            run="leap.cli.simul.stream",
+            run="leap.cli.stream.stream",
             examples=[
                 ("simul stream --policy wait-5", "type, or pipe text in; words appear as they can"),
                 (

@@ -21,8 +21,10 @@ class States:
 
     def of(self, part: str) -> list[State]:
         """Those called `part-0`, `part-1`, ..."""
-        n = sum(name.rpartition("-")[0] == part for name in self.by_name)
-        return [self.by_name[f"{part}-{i}"] for i in range(n)]
+        found: list[State] = []
+        while (state := self.by_name.get(f"{part}-{len(found)}")) is not None:
+            found.append(state)
+        return found
 
     def with_part(self, part: str, states: Iterable[State]) -> "States":
         """The same with other states for one part."""

@@ -185,8 +185,8 @@ class Interpreter:
         return after.with_part("before", [earlier.without_values(), *states.of("before")[:-1]])
 
     def write(
-        self, last: Tensor, states: States, may_end: Tensor
-    ) -> tuple[Tensor, States, Tensor | None]:
+        self, last: Sequence[int], states: States, may_end: Sequence[bool]
+    ) -> tuple[list[int], States, Tensor | None]:
         """The likeliest subwords that follow, and attention to the last chunks, newest first.
 
         Args:
@@ -194,14 +194,16 @@ class Interpreter:
             states: of the rows.
             may_end: whether a row may end here; if not, it has to say something.
         """
+        given = torch.tensor(last, device=self.model.device)
         logits, after, shares = self.model.write_with_shares(
-            last.to(self.model.device).unsqueeze(1), states, states.of("before")
+            given.unsqueeze(1), states, states.of("before")
         )
         attention = None
         if shares is not None:
             before = shares.mean(dim=1)[:, -1]  # over the heads
             attention = torch.cat([1 - before[:, :1], -before.diff(dim=1)], dim=1)
-        return self._allowed(logits, last, may_end).argmax(dim=-1), after, attention
+        scores = self._allowed(logits, given, torch.tensor(may_end))
+        return scores.argmax(dim=-1).tolist(), after, attention
 
     def score(self, last: Tensor, states: States, may_end: Tensor) -> tuple[Tensor, States]:
         """Scores of what may follow the last subwords; -inf for what must not."""
@@ -257,6 +259,11 @@ class Row:
     """The last hypotheses of what follows, for policies that compare them."""
     new: list[str] = field(default_factory=list)
     """Words that were written and not handed out yet."""
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the translation may end here: a source that holds something has one."""
+        return self.is_said or not self.is_ended
 
     def take(self) -> Chunk | None:
         """The next chunk, counted as read."""
@@ -452,7 +459,11 @@ class StreamPool:
     def _write(self, rows: list[int]) -> None:
         """Write in all these rows, until each has ended or has to read on."""
         while rows := [i for i in rows if self._may_write(i)]:
-            pieces, after, attention = self._next(rows, self._states(rows))
+            pieces, after, attention = self.interpreter.write(
+                [self.rows[i].last for i in rows],
+                self._states(rows),
+                [self.rows[i].may_end for i in rows],
+            )
             trusted = [True] * len(rows)
             if attention is not None:
                 trusted = self.interpreter.policy.trusts(attention).tolist()
@@ -525,8 +536,11 @@ class StreamPool:
         for _ in range(DRAFT):
             if not going_on:
                 break
-            last = [drafts[i][-1] if drafts[i] else self.rows[i].last for i in going_on]
-            pieces, states, _ = self._next(going_on, states, last)
+            pieces, states, _ = self.interpreter.write(
+                [drafts[i][-1] if drafts[i] else self.rows[i].last for i in going_on],
+                states,
+                [self.rows[i].may_end for i in going_on],
+            )
             kept = []
             for place, (i, piece) in enumerate(zip(going_on, pieces, strict=True)):
                 row = self.rows[i]
@@ -538,19 +552,6 @@ class StreamPool:
                 states = states.select(torch.tensor(kept, dtype=torch.long))
                 going_on = [going_on[place] for place in kept]
         return list(drafts.values())
-
-    def _next(
-        self, rows: list[int], states: States, last: list[int] | None = None
-    ) -> tuple[list[int], States, Tensor | None]:
-        """The likeliest next pieces. A source that holds something has a translation."""
-        given = [self.rows[i].last for i in rows] if last is None else last
-        may_end = [not self.rows[i].is_ended or self.rows[i].is_said for i in rows]
-        pieces, after, attention = self.interpreter.write(
-            torch.tensor(given),
-            states,
-            torch.tensor(may_end),
-        )
-        return pieces.tolist(), after, attention
 
     def _states(self, rows: list[int]) -> States:
         if rows == list(range(len(self.rows))):
