@@ -84,7 +84,10 @@ def _choose(
     closing: str = "",
     version: bool = False,
 ) -> tuple[str, list[str]]:
-    """The first argument, which must be one of `choices`, and the arguments after it."""
+    """The first argument, which must be one of `choices`, and the arguments after it.
+
+    tyro's own subcommands need the settings of all commands, and so torch, to tell what there is.
+    """
     width = shutil.get_terminal_size().columns
     listing = "\n".join(
         textwrap.fill(summary, width, initial_indent=f"  {name:<12}", subsequent_indent=" " * 14)

@@ -3,8 +3,8 @@
 There PyTorch draws a number for each element, one after the other: with narrow layers a fifth of a
 training step. 16 bits are enough to tell whether an element stays, and a generator made for speed
 gives them by the thousand. Its seed comes from PyTorch's own, so `torch.manual_seed` and
-checkpointed layers repeat what was dropped. What stays is kept for the backward pass in a byte an
-element.
+checkpointed layers repeat what was dropped. What stays is kept for the backward pass in one byte
+per element. docs/decisions/dropout.md has the reasons.
 """
 
 from typing import Any
@@ -26,9 +26,11 @@ class Dropout(nn.Dropout):
 
     def forward(self, x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
         """Set a share p of the elements to zero in training, and scale up the others."""
+        if not self.training:
+            return x
         n_dropped = round(self.p * LEVELS)
         is_plain = x.device.type == "cpu" and not (torch.compiler.is_compiling() or transformed())
-        if not (self.training and is_plain and 0 < n_dropped < LEVELS):
+        if not (is_plain and 0 < n_dropped < LEVELS):
             return super().forward(x)
         seed = int(torch.randint(2**62, ()))
         draws = np.random.SFC64(seed).random_raw(-(-x.numel() // PER_DRAW))

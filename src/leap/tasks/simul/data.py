@@ -130,6 +130,9 @@ class TokenBatches(Dataset[list[Item]]):
     Each sentence is in one batch of each pass. Which others it meets there, and when, is drawn anew
     for each pass, but how many batches a pass has is always the same.
 
+    Trainer can group by length too (`train_sampling_strategy`), but its batches have a fixed number
+    of sentences, and so of any number of tokens; these fill a number of tokens.
+
     Args:
         data: the sentences.
         tokens: largest size of a batch, padding included: pieces of text, or frames of speech. A

@@ -60,7 +60,11 @@ class Corpus:
 
 
 class Reader:
-    """Takes the sentences that can be read, and remembers why others cannot."""
+    """Takes the sentences that can be read, and remembers why others cannot.
+
+    `datasets` reads such tables as well, but a bad line fails the whole file there, or is skipped
+    without a word.
+    """
 
     def __init__(self) -> None:
         self.parts: dict[str, list[Sentence]] = {}
