@@ -33,7 +33,7 @@ KINDS = {
         "n_layer": 3,
     },
     "leap": {"leap": True},
-    "leap-1.0": {"leap": True, "formulation": "leap-1.0"},
+    "leap-1.0": {"leap": True, "formulation": "leap-1.0", "window_sizes": [12, None]},
     "leap-0.1": {"leap": True, "formulation": "leap-0.1"},
     "leap-elu": {"leap": True, "formulation": "leap-elu"},
     "leap-fastformer": {"leap": True, "formulation": "fastformer"},

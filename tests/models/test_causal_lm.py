@@ -250,7 +250,7 @@ def test_a_perfect_assistant_is_never_cropped_and_a_bad_one_always(
 def test_a_linear_cache_does_not_grow(make_model):
     for kind in ("leapformer", "leap", "leap-fastformer", "linear"):
         model = make_model(kind)
-        sizes = {
+        sizes = {  # A window of 4 is full by then.
             model(make_ids(1, n), use_cache=True).past_key_values.n_bytes for n in (5, 50, 100)
         }
         assert len(sizes) == 1, kind

@@ -214,12 +214,14 @@ class Step(torch.nn.Module):
         return out.logits, out.past_key_values
 
 
-for kind in ["leapformer", "leap", "leap-fastformer"]:
+for kind in ["leapformer", "leap", "leap-1.0", "leap-fastformer"]:
     model, ids = build(kind), torch.arange(1, 19).view(2, 9)
     expected = model(ids).logits
     cache = model(ids[:, :5], use_cache=True).past_key_values
+    cache.reserve()
     step = torch.export.export(Step(model), (ids[:, 5:6], cache)).module()
     cache = model(ids[:, :5], use_cache=True).past_key_values
+    cache.reserve()
     for i in range(5, 9):
         logits, cache = step(ids[:, i : i + 1], cache)
         torch.testing.assert_close(logits, expected[:, i : i + 1])

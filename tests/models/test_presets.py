@@ -34,15 +34,27 @@ def test_every_preset_makes_leap_too():
 
 @pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("attention", ["leapformer", "leap"])
-def test_the_state_is_of_a_few_mebibytes_at_most(name, attention):
+def test_the_state_is_of_a_few_mebibytes_at_most_and_begins_small(name, attention):
     config = preset(name, attention=attention)
-    layers = {window: layer for layer, window in enumerate(config.windows)}
-    n_bytes = {}
-    for window, layer in layers.items():
-        x = torch.zeros(1, window or 1, config.hidden_size)
-        _, state = config.build_attention(layer)(x)
-        n_bytes[window] = state.n_bytes
-    assert sum(n_bytes[window] for window in config.windows) < 40 * 2**20
+    layers = {window: config.build_attention(i) for i, window in enumerate(config.windows)}
+
+    def n_bytes(n_tokens):
+        kept = {
+            window: layer(torch.zeros(1, n_tokens, config.hidden_size))[1].n_bytes
+            for window, layer in layers.items()
+        }
+        return sum(kept[window] for window in config.windows)
+
+    one, hundred, full = map(n_bytes, (1, 100, max(filter(None, [*layers, 1]))))
+    assert one <= hundred <= full < 40 * 2**20
+    if attention == "leapformer":
+        assert one == full
+    else:  # Two values a feature, in float32, of each token that a window sees; a few sums beside.
+        per_token = 2 * config.hidden_size * 4 + 4 * config.n_heads
+        totals = config.n_layer * (per_token * 2 + 100 * config.n_heads)
+        for n, found in ((1, one), (100, hundred)):
+            seen = sum(min(n, window - 1) for window in config.windows if window is not None)
+            assert found <= totals + per_token * seen
 
 
 def test_linear_attention_fades_but_for_the_papers_own_models():

@@ -47,14 +47,20 @@ def test_steps_far_into_a_sequence_do_not_drift(shapes_unchecked):
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=lambda w: f"window-{w}")
-def test_a_state_has_one_size_and_a_precision_of_its_own(window):
+def test_a_state_has_at_most_its_windows_size_and_a_precision_of_its_own(window):
     for dtype, kept in ((torch.bfloat16, torch.float32), (torch.double, torch.double)):
         kept = torch.double if window is None else kept
         tokens = make(50, dtype=torch.double)
         states = [
             read(tuple(x[:, :, :n].to(dtype) for x in tokens), window=window) for n in (1, 5, 50)
         ]
-        assert len({state.n_bytes for state in states}) == 1
+        if window is None:
+            assert len({state.n_bytes for state in states}) == 1
+        else:
+            assert [state.v.shape[2] for state in states] == [
+                min(n, window - 1) for n in (1, 5, 50)
+            ]
+            assert all(state.sizes()[2] == window for state in states)
         assert all(
             x.dtype == kept
             for state in states
@@ -98,10 +104,53 @@ def test_merging_can_be_differentiated():
     )
 
 
+@pytest.mark.parametrize("cuts", [[1, 1, 1, 1], [3, 1, 30, 1, 1], [0, 2, 5]], ids=str)
+@pytest.mark.parametrize("window", [1, 2, 6, 40])
+def test_a_window_takes_no_more_places_than_tokens_were_read(window, cuts, shapes_unchecked):
+    tokens, start, state = make(50), 0, None
+    whole, _ = additive_attention(*tokens, window=window)
+    for n in cuts:
+        o, state = additive_attention(*cut(tokens, start, start + n), state, window=window)
+        assert_close(o, whole[:, :, start : start + n])
+        start += n
+        assert state.focus.shape[2] == state.v.shape[2] == min(start, window - 1)
+        assert state.sizes()[2] == window
+
+
+def test_places_for_the_whole_window_can_be_reserved():
+    tokens = make(10)
+    state = read(cut(tokens, 3), window=6)
+    reserved = state.reserve()
+    assert reserved.v.shape[2] == 5 and reserved.sizes()[2] == state.sizes()[2] == 6
+    for n in (1, 7):
+        o, after = additive_attention(*cut(tokens, 3, 3 + n), reserved, window=6)
+        expected, then = additive_attention(*cut(tokens, 3, 3 + n), state, window=6)
+        assert_close(o, expected)
+        assert_close(after.tensors(), then.reserve().tensors())
+
+
+@pytest.mark.parametrize("window", [1, 6, 40], ids=lambda w: f"window-{w}")
+def test_rows_that_have_read_more_and_less_go_on_together(window):
+    a, b, c, more = make(2), make(9, seed=1), make(30, seed=2), make(20, seed=3)
+    mask = torch.rand(2, 9) < 0.7
+    states = [read(a, window=window), read(b, window=window, key_mask=mask), read(c, window=window)]
+    states.append(empty(window))
+    joined = states[0].concat(states[1:])
+    assert joined.sizes()[2] == window and joined.v.shape[2] == min(30, window - 1)
+    together = [torch.cat([x] * 4) for x in more]
+    for state in (joined, joined.select(torch.arange(8))):
+        o, after = additive_attention(*together, state, window=window)
+        for i, alone in enumerate(states):
+            rows = torch.arange(2 * i, 2 * i + 2)
+            expected, then = additive_attention(*more, alone, window=window)
+            assert_close(o[rows], expected)
+            assert_close(after.select(rows).reserve().tensors(), then.reserve().tensors())
+
+
 def test_states_of_different_shapes_do_not_merge():
     with pytest.raises(InputError, match=r"\[2, 3, 4\] and \[2, 3, 5\]"):
         FocusState.empty(2, 3, 4).merge(FocusState.empty(2, 3, 5))
-    with pytest.raises(InputError, match=r"\[2, 3, 7, 4\] and \[2, 3, 8, 4\]"):
+    with pytest.raises(InputError, match=r"\[2, 3, 8, 4\] and \[2, 3, 9, 4\]"):
         WindowState.empty(2, 3, 8, 4).merge(WindowState.empty(2, 3, 9, 4))
 
 

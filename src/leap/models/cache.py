@@ -142,6 +142,14 @@ class StateCache(Cache):
             layer.rollback_limit = ROLLBACK_LIMIT + n_tokens
         self.activate_past_recording()
 
+    def reserve(self) -> None:
+        """Make room for all that the states can hold, so that no step changes a shape.
+
+        Windows of LEAP grow as tokens are read. `torch.export` wants a step whose shapes stay.
+        """
+        for layer in self.layers:
+            layer._change(lambda state: state.reserve())
+
     @property
     def n_bytes(self) -> int:
         """Memory that the states take."""

@@ -7,6 +7,7 @@ to two continuations is a fork, and gradients flow through it as through any oth
     autograd   `detach` (truncated back-propagation through time)
     place      `to` (device), `n_bytes`, `save` and `load_state` (safetensors)
     time       `merge` (the state of A then B), `record` and `rollback` (take the last tokens back)
+    shape      `reserve` (room for all that it can hold, so that reading on changes no shape)
 """
 
 import json
@@ -131,6 +132,10 @@ class Recurrent(State):
         """The state after A then B, from the state after A and the one after B alone."""
         raise InputError(f"{type(self).__name__} cannot be merged")
 
+    def reserve(self: R) -> R:
+        """The same with room for all it can hold, as steps of `torch.export` need, if it grows."""
+        return self
+
     def record(self: R, limit: int = 64) -> R:
         """Start keeping tokens as they are read, so that the last `limit` can be taken back.
 
@@ -162,6 +167,10 @@ class Recurrent(State):
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Joint(Recurrent):
     """States that have read the same tokens, as one: what is taken back is taken back from each."""
+
+    def reserve(self: J) -> J:
+        """The same with room for all that each of them can hold."""
+        return self._each(lambda part: part.reserve())
 
     def record(self: J, limit: int = 64) -> J:
         """Start keeping tokens as they are read, so that the last `limit` can be taken back."""

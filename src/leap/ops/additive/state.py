@@ -7,12 +7,14 @@ A run of tokens is known by the triple of its peak m = max_j focus_j, its mass z
 Two triples make the one of both runs, once both are brought to the higher peak. Where the peak
 lies changes no mean, so no gradient goes through it.
 
-Axes: b batch, h heads, t tokens, w the window less one, p values.
+Axes: b batch, h heads, t tokens, w tokens kept of a window, r places for more, p values.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -131,11 +133,15 @@ class FocusState(Recurrent):
 class WindowState(Recurrent):
     """The last real tokens, one fewer than the window, in float32 (float64 for float64 inputs).
 
-    They stand to the right; while there are fewer, the places to the left have the focus -inf.
+    They stand to the right. There are no more places than tokens were read, pads counted, until
+    the window is full; those to the left that hold none, as after pads, have the focus -inf.
     """
 
     focus: Float[Tensor, "b h w"]
     v: Float[Tensor, "b h w p"]
+    room: Float[Tensor, "b r 0"] | None = None
+    """As many places as are still to come, and no numbers: it is there for its shape, by which a
+    state knows its window. None if there are none."""
 
     @classmethod
     def empty(
@@ -149,17 +155,25 @@ class WindowState(Recurrent):
         device: torch.device | str = "cpu",
     ) -> "WindowState":
         """The state before the first token."""
-        v = torch.zeros(batch, heads, window - 1, values, dtype=dtype, device=device)
-        return cls(
-            focus=v.new_full(v.shape[:3], -torch.inf),
-            v=v,
-            length=torch.zeros(batch, dtype=torch.long, device=device),
-        )
+        v = torch.zeros(batch, heads, 0, values, dtype=dtype, device=device)
+        length = torch.zeros(batch, dtype=torch.long, device=device)
+        return cls.made_of(v.new_zeros(v.shape[:3]), v, window, length)
+
+    @classmethod
+    def made_of(cls, focus: Tensor, v: Tensor, window: int, length: Tensor) -> "WindowState":
+        """The state of these tokens, with room for as many more as the window has."""
+        n = window - 1 - v.shape[2]
+        return cls(focus, v, v.new_empty(v.shape[0], n, 0) if n else None, length=length)
 
     def sizes(self) -> tuple[int, ...]:
         """Batch, heads, window and values."""
         b, h, kept, p = self.v.shape
-        return b, h, kept + 1, p
+        more = 0 if self.room is None else self.room.shape[1]
+        return b, h, kept + more + 1, p
+
+    def layout(self) -> dict[str, list[int]]:
+        """Heads, window and values: what stays the same as tokens are read."""
+        return {"v": list(self.sizes()[1:])}
 
     def advance(
         self,
@@ -169,27 +183,46 @@ class WindowState(Recurrent):
         key_mask: Bool[Tensor, "b t"] | Bool[Tensor, "b 1 t"] | None = None,
     ) -> "WindowState":
         """The state after reading tokens."""
+        # A compiled step is compiled anew for every shape, so there it has one.
+        past = self.reserve() if torch.compiler.is_compiling() else self
         length = self.length + count_tokens(v, key_mask)
-        b, _, t, _ = v.shape
+        b, _, window, _ = self.sizes()
+        t = v.shape[2]
+        n_all = past.v.shape[2] + t
+        n = min(n_all, window - 1)
         if key_mask is None:
-            focus, v = _append(self.focus, focus), _append(self.v, v)
-            return WindowState(focus=focus, v=v, length=length)
+            focus, v = _append(past.focus, focus, n), _append(past.v, v, n)
+            return self.made_of(focus, v, window, length)
         # A stable sort brings the pads, and the places not yet filled, before the real tokens.
-        real = torch.cat([self.filled(), key_mask.reshape(b, t)], dim=1)
-        last = real.to(torch.uint8).argsort(dim=1, stable=True)[:, t:]
+        real = torch.cat([past.filled(), key_mask.reshape(b, t)], dim=1)
+        last = real.to(torch.uint8).argsort(dim=1, stable=True)[:, n_all - n :]
         real = real.take_along_dim(last, dim=1)
-        focus, v = (_pick(old, new, last) for old, new in ((self.focus, focus), (self.v, v)))
-        return WindowState(focus=mask_focus(focus, real), v=mask_tokens(v, real), length=length)
+        focus, v = (_pick(old, new, last) for old, new in ((past.focus, focus), (past.v, v)))
+        return self.made_of(mask_focus(focus, real), mask_tokens(v, real), window, length)
 
     def merge(self, later: "WindowState") -> "WindowState":
         """The state after A then B, from the state after A and the one after B alone."""
-        if later.v.shape != self.v.shape:
+        if later.sizes() != self.sizes():
             raise InputError(
-                f"windows of {shape(self.v)} and {shape(later.v)} are not of one layer: "
-                "merge takes two of the same shape"
+                f"states of batch, heads, window, values {list(self.sizes())} and "
+                f"{list(later.sizes())} are not of one layer: merge takes two of the same"
             )
         both = self.advance(focus=later.focus, v=later.v, key_mask=later.filled())
         return replace(both, length=self.length + later.length)
+
+    def concat(self, others: Iterable["WindowState"]) -> "WindowState":
+        """The rows of this state, then those of the others, all with the places of the longest."""
+        states = [self, *others]
+        n = max(each.v.shape[2] for each in states)
+        focus, v, length = zip(
+            *((*_widened(x.focus, x.v, n), x.length) for x in states), strict=True
+        )
+        return self.made_of(torch.cat(focus), torch.cat(v), self.sizes()[2], torch.cat(length))
+
+    def reserve(self) -> "WindowState":
+        """The same with all places of its window, which tokens to come do not change in number."""
+        focus, v = _widened(self.focus, self.v, self.sizes()[2] - 1)
+        return replace(self, focus=focus, v=v, room=None)
 
     def filled(self) -> Bool[Tensor, "b w"]:
         """Which places hold a token."""
@@ -208,19 +241,29 @@ def mask_focus(focus: Tensor, key_mask: Tensor | None) -> Tensor:
     return focus.masked_fill(~key_mask.reshape(focus.shape[0], 1, focus.shape[2]), -torch.inf)
 
 
-def _append(old: Tensor, new: Tensor) -> Tensor:
-    """The last tokens of `old` and then `new`, as many as there are in `old`."""
-    kept, t = old.shape[2], new.shape[2]
-    last = new[:, :, max(t - kept, 0) :].to(old.dtype)
+def _widened(focus: Tensor, v: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """Both with `n` places, those added to the left without a token."""
+    more = n - v.shape[2]
+    if not more:
+        return focus, v
+    return F.pad(focus, (more, 0), value=-torch.inf), F.pad(v, (0, 0, more, 0))
+
+
+def _append(old: Tensor, new: Tensor, n: int) -> Tensor:
+    """The last `n` tokens of `old` and then `new`."""
+    n_old, t = old.shape[2], new.shape[2]
+    last = new[:, :, max(t - n, 0) :].to(old.dtype)
     # In training the graph holds on to all tokens anyway; else a copy lets go of a long prompt.
-    if t >= kept and last.requires_grad:
+    if t >= n and last.requires_grad:
         return last
-    return torch.cat([old[:, :, t:], last], dim=2)
+    return torch.cat([old[:, :, n_old - max(n - t, 0) :], last], dim=2)
 
 
 def _pick(old: Tensor, new: Tensor, places: Tensor) -> Tensor:
     """The tokens at `places` `[b, k]` of `old` and then `new`, `[b, h, t, ...]`."""
     n_old = old.shape[2]
+    if n_old == 0 or new.shape[2] == 0:
+        return _at(new if n_old == 0 else old, places).to(old.dtype)
     is_old = (places < n_old).reshape(len(places), 1, -1, *[1] * (old.ndim - 3))
     from_old = _at(old, places.clamp_max(n_old - 1))
     from_new = _at(new, (places - n_old).clamp_min(0))
