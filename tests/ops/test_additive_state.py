@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from leap.errors import InputError
-from leap.ops.additive import FocusState, WindowState, additive_attention
+from leap.ops.additive import FocusState, WindowState, additive_attention, additive_pool
 from leap.ops.state import load_state
 
 WINDOWS = [None, 1, 6, 40]
@@ -44,6 +44,15 @@ def test_steps_far_into_a_sequence_do_not_drift(shapes_unchecked):
     assert_close(state.mass, exact.mass, rtol=1e-6, atol=0)
     # A mean of many may be near 0; its error is measured by the values it is a mean of.
     assert (state.mean() - exact.mean()).abs().max() <= 1e-6 * v.abs().max()
+
+
+def test_a_mean_of_a_million_tokens_is_exact():
+    """Tokens that are all the same, whose sums round the same way again and again."""
+    focus = torch.zeros(1, 1, 1_000_000)
+    v = torch.tensor([0.77, 0.11]).expand(1, 1, 1_000_000, 2)
+    assert_close(FocusState.of(focus, v).mean(), v[:, :, 0].double(), rtol=1e-5, atol=0)
+    assert_close(additive_pool(focus, v), v[:, :, 0], rtol=1e-5, atol=0)
+    assert_close(additive_attention(focus, v)[0][:, :, -1], v[:, :, 0], rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=lambda w: f"window-{w}")

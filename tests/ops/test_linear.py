@@ -510,9 +510,25 @@ def test_sums_do_not_drift_over_many_chunks():
     assert_close(o, alike(n)[2], rtol=1e-5, atol=0)
 
 
-def test_sums_over_a_source_of_a_million_tokens_are_exact():
-    _, state = read_and_attend(alike(8, heads=8)[0], *alike(1_000_000, heads=8)[1:])
+@pytest.mark.parametrize("n_query", [1, 8], ids=["by-scores", "by-a-state"])
+def test_sums_over_a_source_of_a_million_tokens_are_exact(n_query):
+    heads = 8 if n_query > 1 else 1
+    o, state = read_and_attend(alike(n_query, heads)[0], *alike(1_000_000, heads)[1:])
     assert_sums_of(state, 1_000_000)
+    assert_close(o, alike(n_query, heads)[2], rtol=1e-5, atol=0)
+
+
+def test_sums_of_tokens_that_are_only_read_are_exact():
+    _, k, v = alike(1_000_000)
+    assert_sums_of(LinearState.empty(1, 1, 2, 2).advance(k=k, v=v), 1_000_000)
+
+
+def test_sums_are_exact_under_transforms_too():
+    def read(q):
+        return read_and_attend(q, *alike(1_000_000)[1:])[1].tensors()
+
+    found = torch.func.vmap(read)(alike(8)[0].unsqueeze(0))
+    assert_sums_of(LinearState(**{name: x[0] for name, x in found.items()}), 1_000_000)
 
 
 # Pads and packing

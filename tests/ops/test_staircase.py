@@ -49,6 +49,17 @@ def test_agrees_with_the_definition(t, n, rows):
     )
 
 
+def test_sums_over_a_long_source_are_exact():
+    """Tokens that are all the same, whose sums round the same way again and again."""
+    visible = torch.arange(8, 2**15 + 1, 8).repeat_interleave(64)
+    q = torch.full((1, 1, len(visible), 2), 0.7)
+    k = torch.tensor([0.3, 0.9]).expand(1, 1, 2**15, 2)
+    v = torch.tensor([0.77, 0.11, 1.0]).expand(1, 1, 2**15, 3)
+    actual = blocks(q, k, v, visible)[0, 0].double()
+    score = (q[0, 0, 0].double() * k[0, 0, 0].double()).sum()
+    assert_close(actual, visible.unsqueeze(1) * score * v[0, 0, 0].double(), rtol=1e-6, atol=0)
+
+
 @settings(max_examples=30)
 @given(t=st.integers(1, 200), n=st.integers(1, 200), seed=st.integers(0, 1000))
 def test_the_three_ways_agree(t, n, seed):

@@ -29,7 +29,8 @@ from leap.ops.linear.parts import (
     wide_queries,
     without_pads,
 )
-from leap.ops.state import as_given
+from leap.ops.linear.state import sums
+from leap.ops.state import as_given, finest
 
 QUERIES_AT_ONCE = 64
 
@@ -80,15 +81,15 @@ def staircase_linear_attention(
 def blocks(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
     """Weighted sums of the visible values, some queries at a time, for one schedule `[t]`."""
     steps: list[int] = visible.tolist()
-    kv = k.new_zeros(*k.shape[:2], k.shape[-1], v.shape[-1])
+    kv = k.new_zeros(*k.shape[:2], k.shape[-1], v.shape[-1], dtype=finest(k.device))
     outputs, read = [], 0
     for start in range(0, len(steps), QUERIES_AT_ONCE):
         mine = slice(start, start + QUERIES_AT_ONCE)
         shared, seen = steps[mine][0], steps[mine][-1]
-        kv = kv + k[:, :, read:shared].mT @ v[:, :, read:shared]
+        kv = kv + sums(k[:, :, read:shared], v[:, :, read:shared])[0]
         q_mine, new = q[:, :, mine], slice(shared, seen)
         scores = (q_mine @ k[:, :, new].mT).where(sees(visible[mine] - shared, k[:, :, new]), 0)
-        outputs.append(q_mine @ kv + scores @ v[:, :, new])
+        outputs.append(q_mine @ kv.to(q.dtype) + scores @ v[:, :, new])
         read = shared
     return torch.cat(outputs, dim=2)
 

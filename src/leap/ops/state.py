@@ -29,6 +29,7 @@ S = TypeVar("S", bound="State")
 R = TypeVar("R", bound="Recurrent")
 J = TypeVar("J", bound="Joint")
 
+SUMMED_AT_ONCE = 256
 TAG = "leap_state"  # The entry of a file's metadata that says which states the tensors make up.
 
 
@@ -322,6 +323,18 @@ def accumulator(*tensors: Tensor) -> torch.dtype:
 def finest(device: torch.device | str) -> torch.dtype:
     """The finest precision there is; Apple's graphics processors know no float64."""
     return torch.float32 if torch.device(device).type == "mps" else torch.float64
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b where the sum may be over a million tokens: of many, in the finest precision.
+
+    In float32 a product of torch can be off by 1e-2 then. A few are summed as they are, and fast.
+    """
+    if b.shape[-2] <= SUMMED_AT_ONCE:
+        return a @ b
+    pairs = zip(a.split(SUMMED_AT_ONCE, -1), b.split(SUMMED_AT_ONCE, -2), strict=True)
+    total: Tensor = sum((x @ y).to(finest(a.device)) for x, y in pairs)
+    return total
 
 
 def as_given(x: Tensor) -> AbstractContextManager[Any]:

@@ -28,6 +28,7 @@ from leap.ops.state import (
     count_tokens,
     finest,
     mask_tokens,
+    product,
     state,
 )
 
@@ -79,7 +80,7 @@ class FocusState(Recurrent):
         peak = focus.detach().amax(-1)
         weights = (focus - ceiling_over(peak).unsqueeze(-1)).exp()
         with as_given(v):
-            sum = (weights.unsqueeze(2) @ v).squeeze(2)
+            sum = product(weights.unsqueeze(2), v).squeeze(2)
         return cls.made_of(peak, weights.sum(-1), sum, length)
 
     @classmethod

@@ -52,9 +52,9 @@ from leap.ops.linear.reference import (
     linear_attention_reference,
     staircase_linear_attention_reference,
 )
-from leap.ops.linear.state import LinearState
+from leap.ops.linear.state import LinearState, sums
 from leap.ops.packing import run_packed
-from leap.ops.state import as_given, count_tokens, finest, mask_tokens
+from leap.ops.state import count_tokens, finest, mask_tokens
 from leap.ops.travel import clock, travelled
 
 __all__ = [
@@ -547,9 +547,7 @@ def _gates(
 
 def _state_of(k: Tensor, v: Tensor, key_mask: Tensor | None) -> LinearState:
     """The state after all there is to a sequence so far, 0 at pads."""
-    v = v.to(k.dtype)
-    with as_given(k):
-        kv, k_sum = (x.to(finest(k.device)) for x in (k.mT @ v, k.sum(2)))
+    kv, k_sum = sums(k, v.to(k.dtype))
     return LinearState(kv=kv, k=k_sum, length=_lengths(v, key_mask))
 
 

@@ -18,7 +18,7 @@ from leap.ops.linear.parts import (
     precision,
     unit_scale,
 )
-from leap.ops.state import as_given
+from leap.ops.state import as_given, product
 
 
 def is_cheaper(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -54,7 +54,7 @@ def attend(
             scores = scores * left
         if sees is not None:
             scores = scores.masked_fill(~sees, 0)
-        num = scores @ v.to(total)
+        num = product(scores, v.to(total)).to(total)
     if not normalise:
         return (num / scale).to(v.dtype)
     return normalised(num, scores.sum(-1, keepdim=True), eps * scale).to(v.dtype)

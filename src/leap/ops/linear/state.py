@@ -31,6 +31,7 @@ from leap.ops.state import (
     count_tokens,
     finest,
     mask_tokens,
+    product,
     state,
 )
 from leap.ops.travel import travelled, turned_on
@@ -95,9 +96,10 @@ class LinearState(Recurrent):
             decay = log_gate.sum(2)
             kv, k_sum = decay.exp().unsqueeze(-1) * kv, decay.exp() * k_sum
             log_decay = decay if log_decay is None else log_decay + decay
+        kv_new, k_new = sums(k, v)
         return LinearState(
-            kv=kv + _outer(k, v),
-            k=k_sum + k.sum(2),
+            kv=kv + kv_new,
+            k=k_sum + k_new,
             log_decay=log_decay,
             angle=angle,
             length=length,
@@ -169,7 +171,8 @@ class LinearState(Recurrent):
         return replace(self.advance(k=-k, v=v, key_mask=key_mask), length=length)
 
 
-def _outer(k: Tensor, v: Tensor) -> Tensor:
-    """sum_j k_j v_j^T."""
+def sums(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """sum_j k_j v_j^T and sum_j k_j, in the precision that states have."""
+    total = finest(k.device)
     with as_given(k):
-        return k.mT @ v
+        return product(k.mT, v).to(total), k.sum(2).to(total)

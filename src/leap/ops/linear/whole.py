@@ -33,6 +33,7 @@ from leap.ops.linear.parts import (
     widen_backward,
     without_pads,
 )
+from leap.ops.linear.state import sums
 from leap.ops.state import as_given, finest
 from leap.ops.threads import on_one_thread
 
@@ -208,10 +209,10 @@ def plain(
     fq, fk = wide_queries(tokens).to(total), wide_keys(tokens).to(total)
     scale = unit_scale(fq)
     with as_given(q):
-        kv, k_sum = fk.mT @ tokens.v.to(total), fk.sum(2)
-        num, den = (fq * scale) @ kv, (fq * scale) @ k_sum.unsqueeze(-1)
+        kv, k_sum = sums(fk, tokens.v.to(total))
+        num, den = (fq * scale) @ kv.to(total), (fq * scale) @ k_sum.to(total).unsqueeze(-1)
     o = normalised(num, den, eps * scale) if normalise else num / scale
-    return o.to(v.dtype), kv.to(finest(v.device)), k_sum.to(finest(v.device))
+    return o.to(v.dtype), kv, k_sum
 
 
 @attend.register_fake
