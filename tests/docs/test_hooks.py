@@ -1,5 +1,6 @@
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 
@@ -87,3 +88,45 @@ def test_the_site_builds_without_a_warning(hooks, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "causal_linear_attention" in (tmp_path / "reference" / "ops.html").read_text()
     assert (tmp_path / "benchmarks" / "attention" / "attention.png").exists()
+
+
+def test_every_attention_has_its_paper(hooks):
+    from leap.models import ATTENTIONS
+
+    page = (hooks.ROOT / "docs" / "papers.md").read_text()
+    own = {"leapformer", "leap"}  # Each has a section there.
+    assert not [name for name in ATTENTIONS if name not in own and f"`{name}`" not in page]
+
+
+def test_the_formulas_of_both_papers_are_two_clicks_from_the_readme(hooks):
+    clicks = {
+        hooks.resolved("README.md", link) for link, _ in hooks.links(_text(hooks, "README.md"))
+    }
+    assert "docs/papers.md" in clicks
+    page = "docs/papers.md"
+    further = {hooks.resolved(page, link) for link, _ in hooks.links(_text(hooks, page))}
+    formulas = ("layers/leapformer", "layers/proportion", "ops/features", "layers/additive")
+    assert {f"src/leap/{name}.py" for name in formulas} <= further
+
+
+def test_the_citation_has_the_version_of_the_package(hooks):
+    import tomllib
+
+    project = tomllib.loads(_text(hooks, "pyproject.toml"))["project"]
+    assert f"\nversion: {project['version']}\n" in _text(hooks, "CITATION.cff")
+
+
+def _text(hooks, path):
+    return (hooks.ROOT / path).read_text()
+
+
+@pytest.mark.parametrize("page", ["docs/read-the-code.md", "docs/papers.md"])
+def test_names_said_to_be_in_a_file_are_there(hooks, page):
+    named = re.findall(r"`(\w+)`\s+in\s+\[[^\]]+\]\(([^)#]+)\)", _text(hooks, page))
+    assert named
+    for name, link in named:
+        code = _text(hooks, hooks.resolved(page, link))
+        assert re.search(rf"^(?:def|class) {name}\b|^{name}\b.* = ", code, re.MULTILINE), (
+            name,
+            link,
+        )
