@@ -54,7 +54,7 @@ from leap.ops.linear.reference import (
 )
 from leap.ops.linear.state import LinearState, sums
 from leap.ops.packing import run_packed
-from leap.ops.state import count_tokens, finest, mask_tokens
+from leap.ops.state import as_given, count_tokens, finest, mask_tokens
 from leap.ops.travel import clock, travelled
 
 __all__ = [
