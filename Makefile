@@ -10,7 +10,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check -qq
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup test hf-tests check bench demo docs clean
+.PHONY: help setup native wheel test hf-tests check bench demo docs clean
 
 # An environment that came along with a copied checkout points at the old place: make it anew.
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
@@ -24,6 +24,12 @@ help: ## list the targets
 setup: $(STAMP) ## make the environment .venv and install the commit hooks
 	@if ! [ -e .git ]; then echo "no git checkout here: commit hooks left out"; \
 	elif ! $(RUN) -m pre_commit install; then echo "commit hooks could not be installed; all else is ready"; fi
+
+native: $(STAMP) ## compile the native library anew (setup has compiled it, where there is a C++ compiler)
+	@$(RUN) src/native/build.py
+
+wheel: $(STAMP) ## build a wheel for this platform into dist/, the native library in it
+	@$(RUN) -m hatchling build -t wheel
 
 test: $(STAMP) ## run the tests
 	@OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS)
@@ -51,7 +57,7 @@ docs: $(STAMP) ## build the documentation site into build/site
 clean: ## remove the environment
 	rm -rf $(VENV)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt hatch_build.py $(wildcard src/native/*)
 	@command -v $(PYTHON) >/dev/null || \
 	{ echo "make: no $(PYTHON) here; install Python 3.11 or newer, or name one: make PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -1,5 +1,6 @@
 """Which code answers a call: backends, each of which says what it takes and why it refuses.
 
+    native      C++ for the CPU, compiled when the package is installed
     torch       operations of PyTorch; takes every call
     reference   the formulas as written, in O(t^2); answers only where it is asked for by name
 
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from leap.errors import ConfigError, InputError
+from leap.ops.native import library
 
 VARIABLE = "LEAP_BACKEND"
 
@@ -31,6 +33,10 @@ class Backend:
 
 
 BACKENDS: dict[str, Backend] = {
+    "native": Backend(
+        covers="on the CPU, float32 and bfloat16: causal linear attention with gates per head",
+        missing=library.missing,
+    ),
     "torch": Backend(covers="every op, on any device: operations of PyTorch"),
     "reference": Backend(
         covers="the formulas in O(t^2), to check others by: sequences from their beginning",

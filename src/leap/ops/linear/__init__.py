@@ -53,6 +53,7 @@ from leap.ops.linear.reference import (
     staircase_linear_attention_reference,
 )
 from leap.ops.linear.state import LinearState, sums
+from leap.ops.native import causal as native
 from leap.ops.packing import run_packed
 from leap.ops.state import as_given, count_tokens, finest, mask_tokens
 from leap.ops.travel import clock, travelled
@@ -390,14 +391,21 @@ def _attend(
         before = replace(before, log_decay=before.k.new_zeros(*before.k.shape[:2], gates))
     if not tokens.q.shape[2]:
         return tokens.v, before
-    tokens = without_pads(tokens, key_mask)
-    n_real = count_tokens(tokens.k, key_mask)
     no_state = None if state is None else "the formula begins a sequence, and a state was given"
-    chosen = backends.choose(backend, {"reference": no_state})
+    refusals = {"native": native.refusal(tokens, log_gate), "reference": no_state}
+    chosen = backends.choose(backend, refusals)
+    if chosen != "native":
+        tokens = without_pads(tokens, key_mask)
+    n_real = count_tokens(tokens.k, key_mask)
 
     if chosen == "reference":
         o, after = _by_the_formula(tokens, before, log_gate, rate, n_real, normalise, eps)
+    elif chosen == "native" and tokens.q.shape[2] > 1:
+        o, after = _natively(
+            tokens, before, log_gate, rate, key_mask, normalise, is_first=state is None, eps=eps
+        )
     elif tokens.q.shape[2] == 1:
+        tokens = without_pads(tokens, key_mask)
         gate = None if log_gate is None else log_gate.squeeze(2)
         if rate is not None:
             gate = tokens.k.new_tensor(rate, dtype=precision(tokens)).view(1, -1, 1)
@@ -413,11 +421,33 @@ def _attend(
             o, after = _in_chunks(tokens, before, gate, rate, n_real, normalise, **options)
     if before.trail is None:
         return o, after
+    tokens = without_pads(tokens, key_mask)
     if key_mask is None:
         key_mask = tokens.k.new_ones(tokens.k.shape[0], tokens.k.shape[2], dtype=torch.bool)
     read = {"k": wide_keys(tokens), "v": tokens.v, "key_mask": key_mask.unsqueeze(1)}
     noted = {"log_gate": log_gate, "turn": turn}
     return o, after.after(before, **read, **{n: x for n, x in noted.items() if x is not None})
+
+
+def _natively(
+    tokens: Tokens,
+    before: LinearState,
+    log_gate: Tensor | None,
+    rate: list[float] | None,
+    key_mask: Tensor | None,
+    normalise: bool,
+    *,
+    is_first: bool,
+    eps: float,
+) -> tuple[Tensor, LinearState]:
+    """Any tokens, by the native library, which reads pads as 0 itself."""
+    q, k, v, *weights = tokens
+    x, y = (None if each is None else each.float() for each in weights)
+    gate = None if log_gate is None else log_gate.squeeze(-1)
+    past = (None, None) if is_first else (before.kv, before.k)
+    o, _, kv, k_sum, _ = native.attend(q, k, v, x, y, gate, key_mask, rate, *past, normalise, eps)
+    n_real = count_tokens(k, key_mask)
+    return o, _moved_on(before, kv, k_sum, gate, rate, k.shape[2], n_real)
 
 
 def _by_the_formula(
@@ -494,13 +524,26 @@ def _in_chunks(
         o, kv, k_sum = chunked.plain(*given)
     else:
         o, _, kv, k_sum, *_ = chunked.attend(*given)
+    return o, _moved_on(before, kv, k_sum, log_gate, rate, tokens.k.shape[2], n_real)
+
+
+def _moved_on(
+    before: LinearState,
+    kv: Tensor,
+    k_sum: Tensor,
+    log_gate: Tensor | None,
+    rate: list[float] | None,
+    n_tokens: int,
+    n_real: Tensor | int,
+) -> LinearState:
+    """The state after tokens, from its sums."""
     log_decay = before.log_decay
     if log_decay is not None and log_gate is not None:
         log_decay = log_decay + log_gate.sum(2, keepdim=True)
     elif log_decay is not None and rate is not None:
-        log_decay = log_decay + tokens.q.shape[2] * log_decay.new_tensor(rate).unsqueeze(-1)
+        log_decay = log_decay + n_tokens * log_decay.new_tensor(rate).unsqueeze(-1)
     length = before.length + n_real
-    return o, replace(before, kv=kv, k=k_sum, log_decay=log_decay, length=length, trail=None)
+    return replace(before, kv=kv, k=k_sum, log_decay=log_decay, length=length, trail=None)
 
 
 def _with_gates_of_features(

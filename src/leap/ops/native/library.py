@@ -1,0 +1,141 @@
+"""The native library: loading it, and handing it tensors as addresses and strides.
+
+Its structs are those of src/native/leap.h, field by field.
+"""
+
+import ctypes
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+LIBRARY, REASON = "libleap.so", "not-built.txt"
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.bool: 0}
+LEAST_WORK = 2**22  # Multiplications below which a second thread costs more than it brings.
+
+
+class View(ctypes.Structure):
+    """A tensor `[b, h, t, ...]`."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("stride", ctypes.c_int64 * 3),
+        ("type", ctypes.c_int64),
+    )
+
+
+class Causal(ctypes.Structure):
+    """A call of causal linear attention."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_int64)
+            for name in ["batch", "heads", "tokens", "features", "values", "rank"]
+        ),
+        *((name, ctypes.c_int64) for name in ("map_q", "map_k")),
+        *((name, ctypes.c_double) for name in ("map_scale", "map_limit", "eps")),
+        ("normalise", ctypes.c_int64),
+        *((name, View) for name in ["q", "k", "v", "x", "y", "gate", "mask"]),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ["rate", "kv", "k_sum", "kv_after", "k_sum_after", "den", "marks"]
+        ),
+        ("o", View),
+        ("d_o", View),
+        *((name, ctypes.c_void_p) for name in ["dkv_after", "dk_sum_after", "dkv", "dk_sum"]),
+        *((name, View) for name in ["dq", "dk", "dv", "dx", "dy", "dgate"]),
+    )
+
+
+def view(x: Tensor | None) -> View:
+    """A tensor as the library sees it; its last axis must run along memory if it has four."""
+    if x is None or not x.numel():
+        return View()
+    return View(x.data_ptr(), (ctypes.c_int64 * 3)(*x.stride()[:3]), TYPES[x.dtype])
+
+
+def address(x: Tensor | None) -> int | None:
+    """Where a contiguous tensor begins."""
+    return None if x is None else x.data_ptr()
+
+
+def side_by_side(x: Tensor) -> Tensor:
+    """The same tensor with the numbers of a token side by side: itself, as a rule."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def like(x: Tensor | None, other: Tensor) -> Tensor:
+    """An empty tensor laid out as x, its last axis along memory; of no elements for None."""
+    if x is None:
+        return other.new_empty(0)
+    made = torch.empty_like(x)
+    return made if made.stride(-1) == 1 else made.new_empty(made.shape)
+
+
+def n_threads(work: int, rows: int) -> int:
+    """How many threads to share rows out among, for so many multiplications in all."""
+    return min(torch.get_num_threads(), rows) if work >= LEAST_WORK else 1
+
+
+def _load() -> tuple[ctypes.CDLL | None, str | None]:
+    folder = Path(__file__).parent
+    if not (folder / LIBRARY).is_file():
+        said = (folder / REASON).read_text().strip() if (folder / REASON).is_file() else ""
+        return None, said or "the library was not built; python src/native/build.py builds it"
+    try:
+        library = ctypes.CDLL(str(folder / LIBRARY))
+    except OSError as error:
+        return None, f"the library does not load ({error})"
+    library.leap_instructions.restype = ctypes.c_char_p
+    library.leap_causal_scratch.restype = ctypes.c_int64
+    if library.leap_instructions() is None:
+        return None, "this processor has none of the instruction sets that it was compiled for"
+    return library, None
+
+
+_library, _reason = _load()
+
+
+def missing() -> str | None:
+    """Why the library is not here, or None if it is."""
+    return _reason
+
+
+def instructions() -> str:
+    """The instruction set in use."""
+    return _loaded().leap_instructions().decode()
+
+
+def use_instructions(name: str) -> bool:
+    """Take another instruction set, AVX2 say; False if it is not there."""
+    return bool(_loaded().leap_use_instructions(name.encode()))
+
+
+def _loaded() -> ctypes.CDLL:
+    assert _library is not None
+    return _library
+
+
+def run_causal(call: Causal, *, backward: bool, like: Tensor, work: int) -> None:
+    """Run a call whose struct is filled in; `like` tells where scratch memory is to be."""
+    library, threads = _loaded(), n_threads(work, call.batch * call.heads)
+    size = library.leap_causal_scratch(ctypes.byref(call), int(backward))
+    scratch = like.new_empty(threads * size, dtype=torch.float32)
+    function = library.leap_causal_backward if backward else library.leap_causal
+    function(ctypes.byref(call), ctypes.c_void_p(scratch.data_ptr()), threads)
+
+
+def refuses(tensors: Iterable[Tensor | None]) -> str | None:
+    """What the library cannot take whatever the op, or None."""
+    if _reason is not None:
+        return _reason
+    for x in tensors:
+        if x is None:
+            continue
+        if x.device.type != "cpu":
+            return f"it is for the CPU, and tensors are on {x.device.type}"
+        if x.dtype not in TYPES:
+            given = str(x.dtype).removeprefix("torch.")
+            return f"it takes float32 and bfloat16, and {given} was given"
+    return None

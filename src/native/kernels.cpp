@@ -1,0 +1,29 @@
+/* All ops, compiled once for each instruction set: `-DSET=avx2` names the one of this time. */
+
+#include "causal.h"
+#include "kernels.h"
+
+namespace {
+
+template <class Op> int64_t scratch_of(const Causal &call) {
+    Memory m{nullptr};
+    Op(call, m);
+    return m.used;
+}
+
+int64_t causal_scratch(const Causal *call, int backward) {
+    return backward ? scratch_of<Backward>(*call) : scratch_of<Forward>(*call);
+}
+
+template <class Op> void rows(const void *call, float *scratch, Rows next, void *from) {
+    const Causal &a = *(const Causal *)call;
+    Memory m{scratch};
+    Op op(a, m);
+    for (int64_t row; (row = next(from)) >= 0;) op.run(a, row);
+}
+
+} // namespace
+
+#define NAMED(set) kernels_##set
+#define OF(set) NAMED(set)
+extern const Kernels OF(SET) = {causal_scratch, rows<Forward>, rows<Backward>};

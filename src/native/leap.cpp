@@ -1,0 +1,100 @@
+/* The entry to the library: which instruction set, and which thread takes which rows.
+
+Rows of a call, batch x heads, are independent. Each thread takes the next row when it is done with
+one, the caller's thread among them: where other programs keep the cores busy the caller does most
+of the work, and waits for no more than the row that another thread has in hand. */
+
+#include <atomic>
+#include <cstring>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "kernels.h"
+
+#if defined(__x86_64__) || defined(_M_X64)
+extern const Kernels kernels_avx512, kernels_avx2;
+#define HAS_AVX512 (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw"))
+#define HAS_AVX2 (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+#else
+extern const Kernels kernels_plain;
+#endif
+
+namespace {
+
+struct Set {
+    const char *name;
+    const Kernels *kernels;
+    bool is_here;
+};
+
+std::vector<Set> sets() {
+#if defined(__x86_64__) || defined(_M_X64)
+    return {{"AVX-512", &kernels_avx512, HAS_AVX512 != 0}, {"AVX2", &kernels_avx2, HAS_AVX2 != 0}};
+#elif defined(__aarch64__)
+    return {{"NEON", &kernels_plain, true}};
+#else
+    return {};
+#endif
+}
+
+Set best() {
+    for (const Set &set : sets())
+        if (set.is_here) return set;
+    return {nullptr, nullptr, false};
+}
+
+Set &in_use() {
+    static Set set = best();
+    return set;
+}
+
+struct Queue {
+    std::atomic<int64_t> next{0};
+    int64_t n;
+};
+
+int64_t take(void *from) {
+    Queue &queue = *(Queue *)from;
+    int64_t row = queue.next.fetch_add(1, std::memory_order_relaxed);
+    return row < queue.n ? row : -1;
+}
+
+void share_out(Share share, const void *call, int64_t n_rows, float *scratch, int64_t each, int threads) {
+    Queue queue;
+    queue.n = n_rows;
+    std::vector<std::thread> others;
+    try {
+        for (int i = 1; i < threads && i < n_rows; i++)
+            others.emplace_back(share, call, scratch + i * each, take, &queue);
+    } catch (const std::system_error &) {
+        /* The system has no thread to spare: those there are do all. */
+    }
+    share(call, scratch, take, &queue);
+    for (std::thread &other : others) other.join();
+}
+
+} // namespace
+
+extern "C" {
+
+const char *leap_instructions(void) { return in_use().name; }
+
+int leap_use_instructions(const char *name) {
+    for (const Set &set : sets())
+        if (set.is_here && !strcmp(set.name, name)) return in_use() = set, 1;
+    return 0;
+}
+
+int64_t leap_causal_scratch(const Causal *call, int backward) {
+    return in_use().kernels->causal_scratch(call, backward);
+}
+
+void leap_causal(const Causal *call, float *scratch, int threads) {
+    share_out(in_use().kernels->causal, call, call->batch * call->heads, scratch, leap_causal_scratch(call, 0), threads);
+}
+
+void leap_causal_backward(const Causal *call, float *scratch, int threads) {
+    share_out(in_use().kernels->causal_backward, call, call->batch * call->heads, scratch, leap_causal_scratch(call, 1), threads);
+}
+}

@@ -1,0 +1,56 @@
+/* The plain C interface of the library: what its callers fill in, and what they call.
+
+A call gets one struct by address. Nothing here knows of torch: tensors are addresses and strides,
+counted in elements. Every function returns when the work is done, and keeps nothing. */
+
+#pragma once
+#include <stdint.h>
+
+enum { FLOAT32 = 0, BFLOAT16 = 1 };
+enum { NO_MAP = 0, RELU = 1, ELU_PLUS_ONE = 2, EXP = 3, EXP_OF_QUERY = 4 };
+
+/* A tensor [b, h, t, width] whose numbers of a token lie side by side; null data where there is none. */
+typedef struct {
+    void *data;
+    int64_t stride[3];
+    int64_t type;
+} View;
+
+/* Causal linear attention and its gradients; see causal.h. */
+typedef struct {
+    int64_t batch, heads, tokens, features, values, rank; /* rank 0: no re-weighting */
+    int64_t map_q, map_k;                                 /* applied to q and k as they are read */
+    double map_scale, map_limit;                          /* of EXP: e^min(scale x, limit) */
+    double eps;
+    int64_t normalise;
+    View q, k, v, x, y, gate; /* gate: [b, h, t] */
+    View mask;                /* bytes [b, 1, t], 0 at pads */
+    const double *rate;       /* [h], in place of gates that are the same at every token */
+    const double *kv, *k_sum; /* the state before, [b, h, r f, e] and [b, h, r f]; null for none */
+    double *kv_after, *k_sum_after;
+    float *den;   /* [b, h, t] */
+    float *marks; /* [stretches, b, h, mark], what the backward begins its stretches from */
+    View o;
+    View d_o;                         /* from here on for the backward alone */
+    const double *dkv_after, *dk_sum_after; /* null for 0 */
+    double *dkv, *dk_sum;             /* null where nobody asks */
+    View dq, dk, dv, dx, dy, dgate;
+} Causal;
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The name of the instruction set in use, or null where this processor has none that was compiled. */
+const char *leap_instructions(void);
+/* Take the instruction set of this name instead; 0 if it is not there. */
+int leap_use_instructions(const char *name);
+
+/* Floats of scratch memory that each thread needs. */
+int64_t leap_causal_scratch(const Causal *call, int backward);
+void leap_causal(const Causal *call, float *scratch, int threads);
+void leap_causal_backward(const Causal *call, float *scratch, int threads);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,228 @@
+"""Promises of the native backend: the numbers of the others, and what it says it cannot take."""
+
+import runpy
+import shutil
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from leap.errors import InputError
+from leap.ops import LinearState, causal_linear_attention
+from leap.ops.backends import using
+from leap.ops.native import causal, library
+from leap.ops.tolerance import TOLERANCES, relative_error
+
+BUILD = Path(__file__).parents[2] / "src" / "native" / "build.py"
+
+pytestmark = pytest.mark.skipif(
+    library.missing() is not None, reason=f"no native library: {library.missing()}"
+)
+
+
+@pytest.fixture(params=["AVX-512", "AVX2", "NEON"])
+def instructions(request):
+    """Each instruction set that this processor has."""
+    before = library.instructions()
+    if not library.use_instructions(request.param):
+        pytest.skip(f"no {request.param} here")
+    yield
+    assert library.use_instructions(before)
+
+
+def heads_side_by_side(*shape):
+    """Random numbers laid out as a projection leaves them."""
+    b, h, t, width = shape
+    return torch.randn(b, t, h, width).transpose(1, 2)
+
+
+class Call:
+    """One call of causal linear attention, its inputs in float32."""
+
+    def __init__(self, length, widths, rank, gated, masked, from_state, **options):
+        (f, e), b, h = widths, 2, 3
+        q, k = (heads_side_by_side(b, h, length, f).abs() for _ in "qk")
+        self.inputs = {"q": q, "k": k, "v": heads_side_by_side(b, h, length, e)}
+        if rank:
+            self.inputs |= {name: torch.rand(b, h, length, rank) for name in "xy"}
+        if gated == "gates":
+            self.inputs["gate"] = -0.3 * torch.rand(b, h, length)
+        wide = f * max(rank, 1)
+        if from_state:
+            self.inputs |= {"kv": torch.rand(b, h, wide, e).double()}
+            self.inputs |= {"k_sum": 3 * torch.rand(b, h, wide).double()}
+        self.options = options | {"key_mask": torch.rand(b, length) < 0.7 if masked else None}
+        if gated == "fade":
+            self.options["fade"] = (-0.05, -0.5, 0.0)
+        # Of the output and of the state after.
+        self.upstream = (
+            heads_side_by_side(b, h, length, e),
+            0.01 * torch.randn(b, h, wide, e).double(),
+            0.01 * torch.randn(b, h, wide).double(),
+        )
+
+    def run(self, backend, dtype=torch.float32):
+        """The output and the sums of the state, and the gradients of all inputs, by name."""
+        given = {
+            name: x.detach().to(dtype if x.dtype == torch.float32 else x.dtype).requires_grad_()
+            for name, x in self.inputs.items()
+        }
+        o, state = self.attend(backend, **given)
+        outputs = (o, state.kv, state.k)
+        upstream = [g.to(x.dtype) for g, x in zip(self.upstream, outputs, strict=True)]
+        grads = torch.autograd.grad(outputs, list(given.values()), upstream)
+        named = {f"d{name}": g for name, g in zip(given, grads, strict=True)}
+        return {"o": o, "state.kv": state.kv, "state.k": state.k} | named
+
+    def attend(self, backend, q, k, v, x=None, y=None, gate=None, kv=None, k_sum=None):
+        state = None if kv is None else LinearState(kv, k_sum, length=torch.zeros(len(q)).long())
+        weights = None if x is None else (x, y)
+        return causal_linear_attention(
+            q, k, v, state, reweighting=weights, log_gate=gate, backend=backend, **self.options
+        )
+
+
+def assert_within_tolerance(found, exact, dtype=torch.float32):
+    for name, x in found.items():
+        limit = TOLERANCES[dtype]
+        allowed = limit.gradient if name.startswith("d") else limit.output
+        assert relative_error(x, exact[name]) <= allowed, name
+
+
+GATED = ["none", "gates", "fade"]
+CASES = [
+    (length, widths, rank, gated)
+    for (length, widths), rank, gated in product(
+        [(9, (8, 8)), (63, (5, 3)), (64, (16, 16)), (65, (24, 40)), (150, (64, 64))],
+        [0, 2, 3],
+        GATED,
+    )
+]
+
+
+@pytest.mark.parametrize(("length", "widths", "rank", "gated"), CASES, ids=str)
+def test_outputs_states_and_gradients_are_those_of_double_precision(
+    length, widths, rank, gated, instructions
+):
+    for masked, from_state in product([False, True], repeat=2):
+        call = Call(length, widths, rank, gated, masked, from_state)
+        assert_within_tolerance(call.run("native"), call.run("torch", torch.double))
+
+
+@pytest.mark.parametrize("gated", GATED)
+def test_sums_that_are_not_divided_are_those_of_double_precision(gated, instructions):
+    call = Call(70, (16, 8), 2, gated, False, True, normalise=False)
+    assert_within_tolerance(call.run("native"), call.run("torch", torch.double))
+
+
+@pytest.mark.parametrize(("rank", "gated"), [(0, "none"), (2, "none"), (3, "gates")])
+def test_long_texts_keep_within_the_tolerance(rank, gated):
+    """Past 8,192 tokens, where the sums of the past are brought to double precision."""
+    call = Call(9000, (8, 8), rank, gated, False, False)
+    assert_within_tolerance(call.run("native"), call.run("torch", torch.double))
+
+
+def test_bfloat16_is_summed_in_float32():
+    call = Call(200, (16, 16), 2, "none", True, False)
+    call.inputs = {n: x.bfloat16().to(x.dtype) if n in "qkv" else x for n, x in call.inputs.items()}
+    exact = call.run("torch", torch.double)
+    given = {n: x.bfloat16() if n in "qkv" else x for n, x in call.inputs.items()}
+    given = {name: x.detach().requires_grad_() for name, x in given.items()}
+    o, state = call.attend("native", **given)
+    assert o.dtype == torch.bfloat16 and state.kv.dtype == torch.float64
+    upstream = [call.upstream[0].bfloat16(), *call.upstream[1:]]
+    grads = torch.autograd.grad((o, state.kv, state.k), list(given.values()), upstream)
+    found = {"o": o} | {f"d{name}": g for name, g in zip(given, grads, strict=True)}
+    assert_within_tolerance(found, exact, torch.bfloat16)
+
+
+def test_it_is_what_answers_where_nothing_is_named():
+    q, k, v = torch.rand(3, 1, 2, 70, 8).unbind(0)
+    with using(None):
+        assert torch.equal(
+            causal_linear_attention(q, k, v)[0],
+            causal_linear_attention(q, k, v, backend="native")[0],
+        )
+
+
+def test_what_it_cannot_take_goes_to_torch_unless_it_was_named():
+    q, k, v = torch.rand(3, 1, 2, 70, 8, dtype=torch.double).unbind(0)
+    with pytest.raises(InputError, match=r"'native' cannot answer this call: .* float64"):
+        causal_linear_attention(q, k, v, backend="native")
+    with pytest.raises(InputError, match="not per feature"):
+        gate = -torch.rand(1, 2, 70, 8)
+        causal_linear_attention(*(x.float() for x in (q, k, v)), log_gate=gate, backend="native")
+    expected, _ = causal_linear_attention(q, k, v, backend="torch")
+    assert torch.equal(causal_linear_attention(q, k, v)[0], expected)
+
+
+def test_pads_may_hold_anything():
+    call = Call(70, (8, 8), 2, "gates", True, False)
+    expected = call.run("native")
+    pads = ~call.options["key_mask"][:, None, :, None]
+    for name in ("k", "v", "y"):
+        call.inputs[name] = call.inputs[name].masked_fill(pads, torch.nan)
+    assert_close(call.run("native"), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("outermost", [1, 2, 3])
+def test_any_strides_give_the_same_bits(outermost):
+    call = Call(70, (8, 8), 2, "gates", True, False)
+    expected = call.run("native")
+    for name, x in call.inputs.items():
+        if x.ndim > outermost:
+            call.inputs[name] = x.movedim(outermost, 0).contiguous().movedim(0, outermost)
+    call.upstream = (call.upstream[0].mT.contiguous().mT, *call.upstream[1:])
+    found = call.run("native")
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("threads", [2, 5])
+def test_any_number_of_threads_gives_the_same_bits(threads, monkeypatch):
+    call = Call(70, (16, 16), 2, "gates", True, True)
+    expected = call.run("native")
+    monkeypatch.setattr(library, "n_threads", lambda work, rows: min(threads, rows))
+    found = call.run("native")
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("gated", GATED)
+def test_second_derivatives_are_there(gated):
+    call = Call(10, (8, 8), 2, gated, True, True)
+    given = {name: x.requires_grad_() for name, x in call.inputs.items()}
+    for backend in ("torch", "native"):
+        o, _ = call.attend(backend, **given)
+        first = torch.autograd.grad(o.square().sum(), list(given.values()), create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), list(given.values()))
+        if backend == "torch":
+            expected = second
+    for found, each in zip(second, expected, strict=True):
+        assert relative_error(found, each) < 1e-3
+
+
+@pytest.mark.parametrize("gated", GATED)
+def test_the_compiler_finds_nothing_wrong_with_the_op(gated, shapes_unchecked):
+    call = Call(70, (8, 8), 2, gated, True, True)
+    given = {name: x.requires_grad_() for name, x in call.inputs.items()}
+    q, k, v, x, y, kv, k_sum = (given[name] for name in ["q", "k", "v", "x", "y", "kv", "k_sum"])
+    fade = call.options.get("fade")
+    rate, mask = None if fade is None else list(fade), call.options["key_mask"]
+    arguments = q, k, v, x, y, given.get("gate"), mask, rate, kv, k_sum, True, 1e-6
+    torch.library.opcheck(causal.attend, arguments)
+
+
+def test_without_a_compiler_it_says_so(tmp_path, monkeypatch):
+    built = runpy.run_path(str(BUILD))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    reason = built["build"](tmp_path)
+    assert "no C++ compiler" in reason
+    assert (tmp_path / "not-built.txt").read_text() == reason + "\n"
+    assert not (tmp_path / "libleap.so").exists()
+
+
+@pytest.mark.skipif(shutil.which("false") is None, reason="needs a program that fails")
+def test_a_compiler_that_fails_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", "false")
+    assert "the compiler false failed" in runpy.run_path(str(BUILD))["build"](tmp_path)
