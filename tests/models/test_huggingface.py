@@ -101,6 +101,45 @@ def test_lora_on_the_head_learns(make_model):
     assert all(gradient.abs().amax() > 0 for gradient in gradients.values())
 
 
+def test_lora_on_adaptive_embeddings_is_part_of_the_head_too(make_model):
+    peft = pytest.importorskip("peft")
+    names = [f"{kind}.{i}" for kind in ("bands", "projections") for i in range(2)]
+    config = peft.LoraConfig(target_modules=[*names, "clusters"], task_type="CAUSAL_LM")
+    model = make_model("leapformer", adaptive_cutoffs=[20], loss_without_logits=False)
+    model = peft.get_peft_model(model.float(), config)
+    adapters = {name: p for name, p in model.named_parameters() if "lora_" in name}
+    assert len(adapters) == 2 * 5
+    with torch.no_grad():
+        for parameter in adapters.values():
+            parameter.normal_(std=0.2)
+    ids = make_ids(2, 9)
+    out = model(input_ids=ids, labels=ids)
+    assert_close(
+        out.loss,
+        torch.nn.functional.cross_entropy(out.logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()),
+    )
+    out.loss.backward()
+    assert all(p.grad.abs().amax() > 0 for p in adapters.values())
+    with torch.no_grad():
+        merged = model.merge_and_unload()(input_ids=ids, labels=ids)
+    assert_close(merged.logits, out.logits.detach(), rtol=1e-4, atol=1e-4)
+
+
+def test_an_adaptive_embedding_can_be_tuned_whole_beside_adapters(make_model):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(
+        target_modules=["q_proj"], modules_to_save=["embed_tokens"], task_type="CAUSAL_LM"
+    )
+    model = make_model("leapformer", adaptive_cutoffs=[20]).float()
+    ids = make_ids(2, 9)
+    expected = model(input_ids=ids).logits
+    model = peft.get_peft_model(model, config)
+    assert_close(model(input_ids=ids).logits, expected)
+    model(input_ids=ids, labels=ids).loss.backward()
+    saved = [p for name, p in model.named_parameters() if "modules_to_save" in name]
+    assert saved and all(p.grad.abs().amax() > 0 for p in saved)
+
+
 @pytest.mark.parametrize("kind", SOME)
 @pytest.mark.parametrize("method", ["PromptTuningConfig", "PromptEncoderConfig"])
 def test_a_prompt_can_be_tuned(kind, method, make_model):

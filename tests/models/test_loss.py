@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from leap.models.loss import (
     TOKENS_AT_ONCE,
     head_cross_entropy,
-    is_plain_linear,
+    is_plain,
     linear_cross_entropy,
 )
 
@@ -91,7 +91,7 @@ def test_a_head_that_is_more_than_its_weights_is_called(change, smoothing):
 
 def test_a_plain_head_is_never_called():
     head = nn.Linear(5, 11)
-    assert is_plain_linear(head)
+    assert is_plain(head, nn.Linear)
     x, labels = torch.randn(7, 5), torch.randint(0, 11, (7,))
     expected = F.cross_entropy(head(x), labels, reduction="sum")
     with mock.patch.object(nn.Linear, "forward", side_effect=AssertionError):

@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from leap.errors import ConfigError, InputError
-from leap.models.loss import IGNORED, linear_cross_entropy
+from leap.models.loss import IGNORED, is_plain, linear_cross_entropy
 
 
 class AdaptiveEmbedding(nn.Module):
@@ -48,7 +48,7 @@ class AdaptiveEmbedding(nn.Module):
                 f"hidden_size={hidden_size} cannot be divided by adaptive_factor={factor} "
                 f"{len(cutoffs)} times"
             )
-        widths = [hidden_size // factor**i for i in range(len(cutoffs) + 1)]
+        self.widths = widths = [hidden_size // factor**i for i in range(len(cutoffs) + 1)]
         self.bands = nn.ModuleList(
             nn.Embedding(end - start, width)
             for (start, end), width in zip(pairwise(self.bounds), widths, strict=True)
@@ -62,22 +62,23 @@ class AdaptiveEmbedding(nn.Module):
         """Embed tokens."""
         if ids.device.type == "cpu" and not torch.compiler.is_compiling():
             self._check_tokens(ids)
-        weight = self.clusters.weight
-        x = weight.new_zeros(*ids.shape, weight.shape[1])
+        x: Tensor | None = None
         for band, projection, (start, end) in self._bands():
             inside = (ids >= start) & (ids < end)
-            x = x.masked_scatter(
-                inside.unsqueeze(-1), projection(band(ids[inside] - start)).to(x.dtype)
-            )
+            found = projection(band(ids[inside] - start))
+            if x is None:
+                x = found.new_zeros(*ids.shape, found.shape[-1])
+            x = x.masked_scatter(inside.unsqueeze(-1), found.to(x.dtype))
+        assert x is not None  # as there is a band at least
         return x
 
     def log_probabilities(self, x: Float[Tensor, "*axes d"]) -> Float[Tensor, "*axes w"]:
         """Log-probabilities of every token: the logits of generation."""
-        head = nn.functional.linear(self._query(x, 0), self._head_weight()).log_softmax(-1)
+        head = nn.functional.linear(self._query(x, 0), self._head_weight(x)).log_softmax(-1)
         first, clusters = head.split([self.bounds[1], len(self.bands) - 1], dim=-1)
         parts = [first]
         for i in range(1, len(self.bands)):
-            within = nn.functional.linear(self._query(x, i), self._weight(i)).log_softmax(-1)
+            within = nn.functional.linear(self._query(x, i), self._weight(i, x)).log_softmax(-1)
             parts.append(within + clusters[..., i - 1 : i])
         return torch.cat(parts, dim=-1)
 
@@ -93,10 +94,10 @@ class AdaptiveEmbedding(nn.Module):
             inside = (labels >= start) & (labels < end)
             targets[inside] = self.bounds[1] + i - 1
             total = total + linear_cross_entropy(
-                self._query(x[inside], i), self._weight(i), labels[inside] - start
+                self._query(x[inside], i), self._weight(i, x), labels[inside] - start
             )
         assert IGNORED < 0  # so that it lies in no band
-        return total + linear_cross_entropy(self._query(x, 0), self._head_weight(), targets)
+        return total + linear_cross_entropy(self._query(x, 0), self._head_weight(x), targets)
 
     def _check_tokens(self, ids: Tensor) -> None:
         n = self.bounds[-1]
@@ -112,10 +113,24 @@ class AdaptiveEmbedding(nn.Module):
 
     def _query(self, x: Tensor, i: int) -> Tensor:
         """x as band i's embeddings see it: through the projection, backwards."""
-        return x @ cast(Tensor, self.projections[i].weight)
+        return x @ _matrix(self.projections[i], self.widths[i], x)
 
-    def _weight(self, i: int) -> Tensor:
-        return cast(Tensor, self.bands[i].weight)  # Under `functional_call` any tensor.
+    def _weight(self, i: int, x: Tensor) -> Tensor:
+        band = self.bands[i]
+        if is_plain(band, nn.Embedding):
+            return cast(Tensor, band.weight)  # Under `functional_call` any tensor.
+        start, end = self.bounds[i : i + 2]
+        return cast(Tensor, band(torch.arange(end - start, device=x.device)))
 
-    def _head_weight(self) -> Tensor:
-        return torch.cat([self._weight(0), self.clusters.weight])
+    def _head_weight(self, x: Tensor) -> Tensor:
+        return torch.cat([self._weight(0, x), _matrix(self.clusters, self.widths[0], x)])
+
+
+def _matrix(linear: nn.Module, width: int, x: Tensor) -> Tensor:
+    """The weight by which a module maps features of some width, `[out, width]`.
+
+    Adapters and quantised weights are more than a weight: what comes of single features tells.
+    """
+    if is_plain(linear, nn.Linear):
+        return cast(Tensor, linear.weight)  # Under `functional_call` any tensor.
+    return cast(Tensor, linear(torch.eye(width, dtype=x.dtype, device=x.device))).mT

@@ -19,7 +19,6 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from leap.errors import FileError, InputError
-from leap.models.adaptive import AdaptiveEmbedding
 from leap.models.body import LeapformerBody, LeapformerPreTrainedModel, packed_at
 from leap.models.cache import StateCache
 from leap.models.config import FastformerLMConfig, LeapConfig, LeapformerConfig
@@ -143,17 +142,16 @@ class LeapformerForCausalLM(LeapformerPreTrainedModel, GenerationMixin):
             )
         return CausalLMOutputWithPast(
             loss=loss,  # type: ignore[arg-type]  # Hugging Face means any float tensor.
-            logits=logits,  # type: ignore[arg-type]
+            logits=logits,
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
 
     @property
-    def _adaptive(self) -> AdaptiveEmbedding:
-        embedding = self.model.embed_tokens
-        assert isinstance(embedding, AdaptiveEmbedding)
-        return embedding
+    def _adaptive(self) -> Any:
+        """The adaptive embedding, or what peft has put around it."""
+        return self.model.embed_tokens
 
     def _loss(
         self,

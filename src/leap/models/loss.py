@@ -62,7 +62,7 @@ def head_cross_entropy(
     A linear layer as torch has it is never called: see `linear_cross_entropy`. Any other head is
     called once, as adapters, quantised and sharded weights ask for, and all its logits are held.
     """
-    if is_plain_linear(head):
+    if is_plain(head, nn.Linear):
         assert isinstance(head, nn.Linear)
         return linear_cross_entropy(x, head.weight, labels, head.bias, smoothing)
     return _of_logits(head(x), labels, smoothing)
@@ -78,13 +78,14 @@ def _of_logits(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
     )
 
 
-def is_plain_linear(module: nn.Module) -> bool:
-    """Whether calling the module is x W^T + b and nothing else, so that its weights say it all."""
+def is_plain(module: nn.Module, kind: type[nn.Linear] | type[nn.Embedding]) -> bool:
+    """Whether calling the module does what torch's own does, so that its weights say it all."""
     # FSDP2, parametrisations, adapters and quantisation change the class of the layer or of its
     # weight; accelerate exchanges `forward`; the rest come as hooks.
     hooks = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
     return (
-        type(module) is nn.Linear
+        type(module) is kind
+        and isinstance(module, nn.Linear | nn.Embedding)
         and type(module.weight) in (Tensor, nn.Parameter)
         and module.weight.is_floating_point()
         and "forward" not in vars(module)
