@@ -153,9 +153,28 @@ def _functions_first(name: str) -> tuple[bool, str]:
 
 
 def on_config(config: Any) -> Any:
-    """Have headings linked to as code hosts do."""
+    """Have headings linked to as code hosts do, and every page of a folder in its section."""
     config.mdx_configs.setdefault("toc", {})["slugify"] = anchor
+    _complete(config.nav)
     return config
+
+
+def _complete(nav: list[Any]) -> None:
+    """Add pages that the navigation does not name to the section whose index is in their folder."""
+    for item in nav:
+        section = next(iter(item.values())) if isinstance(item, dict) else None
+        if not isinstance(section, list):
+            continue
+        _complete(section)
+        if isinstance(section[0], str):
+            folder = posixpath.dirname(section[0])
+            named = {page for entry in section[1:] for page in entry.values()}
+            pages = [place(path) for path in markdown_files()]
+            section += [
+                {posixpath.basename(posixpath.dirname(page)): page} if "results" in page else page
+                for page in pages
+                if page.startswith(f"{folder}/") and page not in {section[0], *named}
+            ]
 
 
 def on_files(files: Any, config: Any) -> Any:

@@ -38,6 +38,12 @@ def test_the_first_screen_has_code():
     assert line < 40
 
 
+def test_every_table_of_the_readme_says_what_to_conclude():
+    tables = re.findall(r"^(?:\|.*\n)+\n(.*)", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert tables
+    assert [after for after in tables if not after.startswith("**What to conclude:**")] == []
+
+
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
 def test_make_targets_that_are_named_exist(page):
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
