@@ -16,9 +16,10 @@ import tyro
 from torch import Tensor
 
 from leap.bench.measure import clock_for, peak_bytes, seconds, threads
-from leap.bench.report import MIB, where
+from leap.bench.report import where
 from leap.bench.run import describe_machine
 from leap.models.loss import IGNORED, linear_cross_entropy
+from leap.reports.table import MIB
 
 
 @dataclass(frozen=True, kw_only=True)

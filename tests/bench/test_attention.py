@@ -90,11 +90,11 @@ def test_nothing_is_measured_of_a_mechanism_that_is_wrong(monkeypatch):
 def test_progress_runs_from_nothing_to_almost_all():
     seen = []
     config = replace(TINY, lengths=(8,), mechanisms=("leap-w4",))
-    measure(config, lambda *step: seen.append(step))
-    done = [d for d, _, _ in seen]
-    totals = {total for _, total, _ in seen}
+    measure(config, seen.append)
+    done = [status.step for status in seen]
+    totals = {status.steps for status in seen}
     assert done == sorted(done) and done[0] == 0 and totals == {done[-1] + 1}
-    assert any("8 tokens, forward: time of leap-w4" in doing for *_, doing in seen)
+    assert any("8 tokens, forward: time of leap-w4" in status.doing for status in seen)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])

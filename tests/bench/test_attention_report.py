@@ -6,8 +6,8 @@ from matplotlib.image import imread
 
 from leap.bench import attention_report as reporting
 from leap.bench.attention import BenchConfig, Result
-from leap.bench.report import MIB, markdown, write
 from leap.bench.run import Report, describe_machine
+from leap.reports.table import MIB
 
 
 def result(mechanism, length, seconds, speed, n_mib, passes="forward+backward"):
@@ -47,7 +47,7 @@ def test_tables_give_speed_then_time_then_memory_of_what_training_takes_first():
 
 
 def test_markdown_has_every_table_and_says_what_it_was_measured_on():
-    text = markdown(reporting.page(make_report()))
+    text = reporting.page(make_report()).text
     assert text.startswith("Batch 1, 8 heads of 64, float32; CPU time on 1 thread of ")
     assert "| leap-w64 | 2.0x | 4.0x |" in text.splitlines()
     assert "| tokens | 1024 | 2048 | growth |\n| --- | --: | --: | --: |" in text
@@ -55,7 +55,7 @@ def test_markdown_has_every_table_and_says_what_it_was_measured_on():
 
 def test_files_hold_everything(tmp_path):
     report = make_report()
-    write(reporting.page(report), tmp_path)
+    reporting.page(report).write(tmp_path)
     stored = json.loads((tmp_path / "results.json").read_text())
     assert stored["config"]["lengths"] == [1024, 2048]
     assert stored["config"]["output"] == str(report.config.output)
@@ -67,7 +67,7 @@ def test_files_hold_everything(tmp_path):
 
 
 def test_the_plot_names_its_axes_with_units_and_every_mechanism():
-    figure = reporting.plot(make_report())
+    figure = reporting.draw(make_report())
     labels = {text for axes in figure.axes for text in (axes.get_xlabel(), axes.get_ylabel())}
     assert {"length (tokens)", "CPU time (ms)"} <= labels
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["softmax", "leap-w64"]

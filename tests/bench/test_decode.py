@@ -7,7 +7,6 @@ from matplotlib.image import imread
 
 from leap.bench import decode, decode_report
 from leap.bench.decode import DecodeConfig, check_step, measure
-from leap.bench.report import markdown, write
 from leap.bench.run import Report
 from leap.errors import ConfigError, LeapError
 
@@ -22,7 +21,7 @@ def seen():
 
 @pytest.fixture(scope="module")
 def report(seen):
-    return measure(TINY, lambda *step: seen.append(step))
+    return measure(TINY, seen.append)
 
 
 def decoder_of(name):
@@ -46,10 +45,10 @@ def test_our_state_keeps_its_size_and_a_key_value_cache_grows(report):
 
 
 def test_progress_runs_from_nothing_to_almost_all(report, seen):
-    done = [d for d, _, _ in seen]
+    done = [status.step for status in seen]
     assert done == sorted(done) and done[0] == 0
-    assert {total for _, total, _ in seen} == {done[-1] + 1}
-    doing = [text for *_, text in seen]
+    assert {status.steps for status in seen} == {done[-1] + 1}
+    doing = [status.doing for status in seen]
     assert doing.count("context of 40: read by leap") == 4  # 31 tokens more, 8 at a time.
     assert doing.count("context of 40: read by gpt2") == 1
 
@@ -98,7 +97,7 @@ def test_only_the_models_chosen_are_measured():
     few = measure(replace(TINY, contexts=(8,), models=("linear",)))
     assert [r.model for r in few.results] == ["linear"]
     page = decode_report.page(few)
-    assert "GPT-2" not in markdown(page)
+    assert "GPT-2" not in page.text
 
 
 def test_tables_give_time_speed_flatness_state_and_the_comparison():
@@ -123,7 +122,7 @@ def test_tables_give_time_speed_flatness_state_and_the_comparison():
 
 
 def test_files_are_written_and_say_how_it_was_measured(report, tmp_path):
-    paths = write(decode_report.page(report), tmp_path)
+    paths = decode_report.page(report).write(tmp_path)
     assert [path.name for path in paths] == ["results.json", "results.md", "decode.png"]
     stored = json.loads(paths[0].read_text())
     assert stored["config"]["contexts"] == [40, 9]
@@ -137,7 +136,7 @@ def test_files_are_written_and_say_how_it_was_measured(report, tmp_path):
 
 
 def test_the_plot_names_its_axes_with_units_and_every_model(report):
-    figure = decode_report.plot(report)
+    figure = decode_report.draw(report)
     (axes,) = figure.axes
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("context (tokens)", "CPU time a token (ms)")
     assert axes.get_xscale() == "log"

@@ -7,7 +7,6 @@ import torch
 
 from leap.bench import lra, lra_report
 from leap.bench.lra import NAIVE, SpeedConfig, build, make_inputs, measure
-from leap.bench.report import markdown, write
 from leap.errors import ConfigError
 from leap.models import usable_as
 from leap.tasks.lra.data import TASKS
@@ -33,13 +32,13 @@ def make(**settings):
 
 def test_attentions_and_both_softmaxes_are_measured_on_every_task(short):
     told = []
-    report = measure(make(), lambda *args: told.append(args))
+    report = measure(make(), told.append)
     found = {(r.task, r.attention, r.passes) for r in report.results}
     assert len(found) == len(report.results) == 2 * 3 * 2
     assert {name for _, name, _ in found} == {NAIVE, "softmax", "leapformer"}
     for r in report.results:
         assert r.seconds == min(r.turns) > 0 and r.peak_bytes > 0
-    assert told[-1][:2] == (23, 24)
+    assert (told[-1].step, told[-1].steps) == (23, 24)
     sizes = {r.attention: r.parameters for r in report.results if r.task == "text"}
     assert sizes["leapformer"] - 2180 == sizes["softmax"] == sizes[NAIVE]
 
@@ -83,8 +82,8 @@ def test_tables_compare_leapformer_with_each_of_the_others(short, tmp_path):
     }
     shown = float(faster.rows[0][1].removesuffix("x"))
     assert shown == pytest.approx(taken[NAIVE] / taken["leapformer"], rel=0.06)
-    assert "The paper's models" in markdown(page)
-    assert [path.name for path in write(page, tmp_path)] == [
+    assert "The paper's models" in page.text
+    assert [path.name for path in page.write(tmp_path)] == [
         "results.json",
         "results.md",
         "speed.png",

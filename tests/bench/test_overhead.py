@@ -3,7 +3,6 @@
 import pytest
 
 from leap.bench.overhead import OverheadConfig, measure, page
-from leap.bench.report import write
 from leap.errors import ConfigError
 
 
@@ -42,7 +41,7 @@ def test_the_table_says_what_is_added(report, tmp_path):
     assert row[3] == f"{100 * (learned.seconds / fixed.seconds - 1):+.0f} %"
     assert row[6] == f"{100 * (learned.peak_bytes / fixed.peak_bytes - 1):+.0f} %"
     assert row[8:] == ["77,830", "+2.88 %"]
-    assert [path.name for path in write(shown, tmp_path)][-1] == "overhead.png"
+    assert [path.name for path in shown.write(tmp_path)][-1] == "overhead.png"
 
 
 @pytest.mark.parametrize(

@@ -16,16 +16,15 @@ from leap.bench.measure import Call
 from leap.bench.mechanisms import Mechanism, check_definition, make_inputs, mechanisms
 from leap.bench.run import (
     Measured,
-    Progress,
     Report,
     Steps,
     TurnsConfig,
     check_at_least_one,
     measure_by_turns,
     report_on,
-    silent,
 )
 from leap.errors import ConfigError
+from leap.reports.progress import Progress, silent
 
 Passes = Literal["forward", "forward+backward"]
 PASSES: tuple[Passes, ...] = ("forward", "forward+backward")

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from matplotlib.figure import Figure
 
 from leap.bench.attention import PASSES, BenchReport, Passes
-from leap.bench.report import MIB, Page, Table, add_legend, draw, tabulate, times, where
+from leap.bench.report import Page, where
+from leap.reports.plots import Panel, lines_of, plot
+from leap.reports.table import MIB, Table, tabulate, times
 
 
 def page(report: BenchReport) -> Page:
@@ -15,7 +17,7 @@ def page(report: BenchReport) -> Page:
         report=report,
         description=describe(report),
         tables=tables(report),
-        figure=plot(report),
+        figure=draw(report),
     )
 
 
@@ -63,17 +65,22 @@ def describe(report: BenchReport) -> str:
     )
 
 
-def plot(report: BenchReport) -> Figure:
+def draw(report: BenchReport) -> Figure:
     """Time and memory against length, log-log: a straight line's slope is its growth."""
-    figure = Figure(figsize=(12, 8), layout="constrained")
-    axes = figure.subplots(2, len(PASSES), sharex=True, sharey="row")
-    for column, passes in enumerate(PASSES):
-        draw(axes[0, column], milliseconds(report, passes))
-        draw(axes[1, column], mebibytes(report, passes))
-        axes[0, column].set_title(passes)
-        axes[1, column].set_xlabel("length (tokens)")
-    axes[0, 0].set_ylabel(f"{report.machine['clock']} (ms)")
-    axes[1, 0].set_ylabel("peak memory besides the inputs (MiB)")
-    figure.suptitle(f"Attention against length\n{describe(report)}", fontsize=11)
-    add_legend(figure)
-    return figure
+    panels = [
+        Panel(
+            x="length (tokens)",
+            y=label,
+            lines=lines_of(numbers(report, passes)),
+            title=passes if numbers is milliseconds else "",
+            x_scale="sizes",
+            y_scale="log",
+        )
+        for numbers, label in (
+            (milliseconds, f"{report.machine['clock']} (ms)"),
+            (mebibytes, "peak memory besides the inputs (MiB)"),
+        )
+        for passes in PASSES
+    ]
+    title = f"Attention against length\n{describe(report)}"
+    return plot(panels, title, n_columns=len(PASSES), shared=True)

@@ -33,19 +33,18 @@ from transformers import (
 )
 
 from leap.bench.run import (
-    Progress,
     Report,
     Steps,
     Timed,
     TurnsConfig,
     check_at_least_one,
     report_on,
-    silent,
     time_by_turns,
 )
 from leap.errors import ConfigError, LeapError
 from leap.models import LeapformerConfig, StateCache, preset, usable_as
 from leap.ops.tolerance import relative_error
+from leap.reports.progress import Progress, silent
 
 GPT2 = "gpt2"
 N_TOKENS_CHECKED = 150  # Past two chunks of 64, and past the widest window of `small`.

@@ -3,9 +3,9 @@
 from matplotlib.figure import Figure
 
 from leap.bench.decode import GPT2, DecodeReport
-from leap.bench.report import Page, Table, add_legend, digits, draw, tabulate, times, where
-
-KIB = 2**10
+from leap.bench.report import Page, where
+from leap.reports.plots import Panel, lines_of, plot
+from leap.reports.table import KIB, Table, digits, tabulate, times
 
 
 def page(report: DecodeReport) -> Page:
@@ -15,7 +15,7 @@ def page(report: DecodeReport) -> Page:
         report=report,
         description=describe(report),
         tables=tables(report),
-        figure=plot(report),
+        figure=draw(report),
     )
 
 
@@ -72,14 +72,13 @@ def describe(report: DecodeReport) -> str:
     return text
 
 
-def plot(report: DecodeReport) -> Figure:
+def draw(report: DecodeReport) -> Figure:
     """Time of a token against the context, log-log: a level line is a constant cost."""
-    figure = Figure(figsize=(9, 5.5), layout="constrained")
-    axes = figure.subplots()
-    draw(axes, milliseconds(report))
-    axes.set_xlabel("context (tokens)")
-    axes.set_ylabel(f"{report.machine['clock']} a token (ms)")
-    figure.suptitle("One more token against the context before it", fontsize=11)
-    axes.set_title(where(report.machine), fontsize=8)
-    add_legend(figure)
-    return figure
+    panel = Panel(
+        x="context (tokens)",
+        y=f"{report.machine['clock']} a token (ms)",
+        lines=lines_of(milliseconds(report)),
+        x_scale="sizes",
+        y_scale="log",
+    )
+    return plot([panel], f"One more token against the context before it\n{where(report.machine)}")

@@ -18,17 +18,16 @@ from torch import Tensor
 from leap.bench.measure import Call
 from leap.bench.run import (
     Measured,
-    Progress,
     Report,
     Steps,
     TurnsConfig,
     check_at_least_one,
     measure_by_turns,
     report_on,
-    silent,
 )
 from leap.errors import ConfigError
 from leap.models import LeapformerForSequenceClassification, usable_as
+from leap.reports.progress import Progress, silent
 from leap.tasks.lra.data import TASKS, TaskInfo
 from leap.tasks.lra.model import encoder_config
 

@@ -3,12 +3,14 @@
 from collections.abc import Callable, Iterator
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
-from leap.bench.lra import NAIVE, PASSES, VARIANTS, Passes, Result, SpeedReport
-from leap.bench.report import MIB, Page, Table, digits, times, where
+from leap.bench.lra import PASSES, VARIANTS, Passes, Result, SpeedReport
+from leap.bench.report import Page, where
+from leap.reports.plots import Line, Panel, plot
+from leap.reports.table import MIB, Table, tabulate, times
 
 OURS = "leapformer"
+CORNER = "attention"
 Numbers = dict[tuple[str, str], float]
 """By attention and task."""
 
@@ -20,7 +22,7 @@ def page(report: SpeedReport) -> Page:
         report=report,
         description=describe(report),
         tables=tables(report),
-        figure=plot(report),
+        figure=draw(report),
     )
 
 
@@ -48,15 +50,16 @@ def _compared(report: SpeedReport, passes: Passes) -> Iterator[Table]:
             for (name, task), number in numbers.items()
             if name != OURS
         }
-        yield _table(f"{passes}: how many times {title}", ratios, times)
+        yield tabulate(f"{passes}: how many times {title}", ratios, times, corner=CORNER)
 
 
 def _measured(report: SpeedReport, passes: Passes) -> Iterator[Table]:
     clock = report.machine["clock"]
     milliseconds = _numbers(report, passes, lambda result: 1e3 * result.seconds)
-    yield _table(f"{passes}: milliseconds of {clock}", milliseconds, digits)
+    yield tabulate(f"{passes}: milliseconds of {clock}", milliseconds, corner=CORNER)
     mebibytes = _numbers(report, passes, _mebibytes)
-    yield _table(f"{passes}: peak memory besides the model, MiB", mebibytes, digits)
+    title = f"{passes}: peak memory besides the model, MiB"
+    yield tabulate(title, mebibytes, corner=CORNER)
 
 
 def _seconds(result: Result) -> float:
@@ -71,13 +74,6 @@ def _numbers(report: SpeedReport, passes: Passes, value: Callable[[Result], floa
     return {(r.attention, r.task): value(r) for r in report.results if r.passes == passes}
 
 
-def _table(title: str, numbers: Numbers, show: Callable[[float], str]) -> Table:
-    names = list(dict.fromkeys(name for name, _ in numbers))
-    tasks = list(dict.fromkeys(task for _, task in numbers))
-    rows = [[name, *(show(numbers[name, task]) for task in tasks)] for name in names]
-    return Table(title, ["attention", *tasks], rows)
-
-
 def describe(report: SpeedReport) -> str:
     """One sentence on the settings and the machine."""
     config = report.config
@@ -89,31 +85,21 @@ def describe(report: SpeedReport) -> str:
     )
 
 
-def plot(report: SpeedReport) -> Figure:
+def draw(report: SpeedReport) -> Figure:
     """Memory against time of a training step, for each task."""
-    tasks = report.config.tasks
-    figure = Figure(figsize=(5 * len(tasks), 5), layout="constrained")
-    panels = figure.subplots(1, len(tasks), squeeze=False)[0]
-    for panel, task in zip(panels, tasks, strict=True):
-        for r in report.results:
-            if r.task != task or r.passes != "training step":
-                continue
-            at = 1e3 * r.seconds, r.peak_bytes / MIB
-            colour = {OURS: "#d55e00", "softmax": "#000000", NAIVE: "#000000"}.get(r.attention)
-            panel.scatter(*at, color=colour or "#0072b2", s=24)
-            panel.annotate(
-                r.attention, at, (3, 3), textcoords="offset points", fontsize=7, color=colour
-            )
-        panel.set_xscale("log")
-        panel.set_yscale("log")
-        for axis in (panel.xaxis, panel.yaxis):
-            axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-            axis.set_minor_formatter(FuncFormatter(lambda x, _: ""))
-        panel.set_title(task)
-        panel.set_xlabel(f"{report.machine['clock']} (ms)")
-        panel.grid(color="#dddddd", linewidth=0.6)
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.margins(0.15)
-    panels[0].set_ylabel("peak memory besides the model (MiB)")
-    figure.suptitle("A training step of each attention in Long Range Arena", fontsize=11)
-    return figure
+    panels = [
+        Panel(
+            x=f"{report.machine['clock']} (ms)",
+            y="peak memory besides the model (MiB)",
+            lines=[
+                Line(r.attention, [(1e3 * r.seconds, r.peak_bytes / MIB)], names=[r.attention])
+                for r in report.results
+                if r.task == task and r.passes == "training step"
+            ],
+            title=task,
+            x_scale="log",
+            y_scale="log",
+        )
+        for task in report.config.tasks
+    ]
+    return plot(panels, "A training step of each attention in Long Range Arena", n_columns=3)

@@ -13,20 +13,21 @@ import torch
 from matplotlib.figure import Figure
 
 from leap.bench.lra import make_call
-from leap.bench.report import MIB, Page, Table, digits, where
+from leap.bench.report import Page, where
 from leap.bench.run import (
     Measured,
-    Progress,
     Report,
     Steps,
     TurnsConfig,
     check_at_least_one,
     measure_by_turns,
     report_on,
-    silent,
 )
 from leap.errors import ConfigError
 from leap.models import LeapformerForSequenceClassification
+from leap.reports.plots import Panel, lines_of, plot
+from leap.reports.progress import Progress, silent
+from leap.reports.table import MIB, Table, digits
 from leap.tasks.lra.data import TASKS
 from leap.tasks.lra.model import encoder_config
 
@@ -135,7 +136,7 @@ def page(report: OverheadReport) -> Page:
             f"parameters without embeddings; {where(report.machine)}."
         ),
         tables=[table(report)],
-        figure=plot(report),
+        figure=draw(report),
     )
 
 
@@ -170,24 +171,23 @@ def _added(ours: float | int, theirs: float | int, n_digits: int = 0) -> str:
     return f"{100 * (ours / theirs - 1):+.{n_digits}f} %"
 
 
-def plot(report: OverheadReport) -> Figure:
+def draw(report: OverheadReport) -> Figure:
     """What learned proportions add to fixed ones, against the length, a line for each width."""
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
-    panels = figure.subplots(1, 2)
-    pairs = _learned(report)
-    for name, panel in (("seconds", panels[0]), ("peak_bytes", panels[1])):
-        for width in sorted({cost.width for cost, _ in pairs}):
-            points = [
-                (cost.length, 100 * (getattr(cost, name) / getattr(fixed, name) - 1))
-                for cost, (fixed, _) in pairs
-                if cost.width == width
-            ]
-            panel.plot(*zip(*points, strict=True), marker="o", markersize=4, label=f"width {width}")
-        panel.set_xscale("log", base=2)
-        panel.set_xlabel("tokens")
-        panel.grid(color="#dddddd", linewidth=0.6)
-        panel.spines[["top", "right"]].set_visible(False)
-    panels[0].set_ylabel("added time, % of a step with fixed proportions")
-    panels[1].set_ylabel("added peak memory, %")
-    panels[0].legend(frameon=False)
-    return figure
+    panels = [
+        Panel(
+            x="tokens",
+            y=label,
+            lines=lines_of(
+                {
+                    (f"width {ours.width}", ours.length): 100 * (vars(ours)[x] / vars(other)[x] - 1)
+                    for ours, (other, _) in _learned(report)
+                }
+            ),
+            x_scale="sizes",
+        )
+        for label, x in (
+            ("added time, % of a step with fixed proportions", "seconds"),
+            ("added peak memory, %", "peak_bytes"),
+        )
+    ]
+    return plot(panels, f"What learned proportions add to fixed ones\n{where(report.machine)}")

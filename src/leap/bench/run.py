@@ -6,7 +6,7 @@ alike; the fastest turn counts, being the one least disturbed.
 
 import math
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -24,6 +24,7 @@ from leap.bench.measure import (
     threads,
 )
 from leap.errors import ConfigError, check_seed
+from leap.reports.progress import Progress, Status
 
 SHORTEST_TURN = 0.01  # Seconds; calls quicker than this are timed several in a row.
 
@@ -144,14 +145,6 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-Progress = Callable[[int, int, str], None]
-"""Called with the steps done, the steps in all, and what is under way."""
-
-
-def silent(done: int, total: int, doing: str) -> None:
-    """Tell nobody."""
-
-
 @dataclass
 class Steps:
     """How far a bench is, told to `progress` as each step begins."""
@@ -162,7 +155,8 @@ class Steps:
 
     def begin(self, doing: str) -> None:
         """Tell what is under way, which may be a step that was begun before."""
-        self.progress(self.done, self.total, doing)
+        stage, colon, _ = doing.partition(":")
+        self.progress(Status(self.done, self.total, doing=doing, news=stage if colon else None))
 
     def end(self) -> None:
         """Count a step as done."""

@@ -29,14 +29,12 @@ from torch import Tensor
 
 from leap.bench.measure import Call
 from leap.bench.run import (
-    Progress,
     Report,
     Steps,
     Timed,
     TurnsConfig,
     check_at_least_one,
     report_on,
-    silent,
     time_by_turns,
 )
 from leap.errors import ConfigError
@@ -49,6 +47,7 @@ from leap.models import (
 )
 from leap.models.fbank import LeapformerFeatureExtractor
 from leap.ops.softmax import SoftmaxState
+from leap.reports.progress import Progress, silent
 
 OURS, WINDOW = "leapformer", "leapformer-window"
 CACHE, REENCODE = "softmax-cache", "softmax-reencode"

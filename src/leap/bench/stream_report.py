@@ -1,14 +1,13 @@
 """What `leap.bench.stream` measured, as a page."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from matplotlib.figure import Figure
 
-from leap.bench.report import Page, Table, add_legend, digits, draw, where
+from leap.bench.report import Page, where
 from leap.bench.stream import REENCODE, WINDOW, Kind, StreamReport, StreamResult
-
-KIB = 2**10
-Measured = Mapping[tuple[str, int], StreamResult]
+from leap.reports.plots import Panel, lines_of, plot
+from leap.reports.table import KIB, Table, digits, tabulate
 
 
 def page(report: StreamReport) -> Page:
@@ -18,7 +17,7 @@ def page(report: StreamReport) -> Page:
         report=report,
         description=describe(report),
         tables=[table for kind in kinds(report) for table in tables(report, kind)],
-        figure=plot(report),
+        figure=draw(report),
     )
 
 
@@ -34,27 +33,32 @@ def tables(report: StreamReport, kind: Kind) -> list[Table]:
     step = "a piece of text" if kind == "text" else "320 ms of speech"
     unit = "pieces" if kind == "text" else "seconds"
     clock = report.machine["clock"]
+
+    def table(
+        title: str,
+        number: Callable[[StreamResult], float],
+        show: Callable[[float], str] = digits,
+    ) -> Table:
+        numbers = {case: number(result) for case, result in found.items()}
+        return tabulate(title, numbers, show, corner=unit)
+
     made = [
-        _table(f"milliseconds of {clock} for {step}", unit, found, lambda r: 1e3 * r.seconds),
-        _table(
+        table(f"milliseconds of {clock} for {step}", lambda r: 1e3 * r.seconds),
+        table(
             f"time of {step} over that after {shortest} {unit} (1 is flat)",
-            unit,
-            found,
             lambda r: r.seconds / found[r.model, shortest].seconds,
         ),
     ]
     if kind == "speech":
         made.append(
-            _table(
+            table(
                 "real-time factor (below 1 keeps up)",
-                unit,
-                found,
                 lambda r: r.real_time_factor or 0.0,
                 lambda x: f"{x:.3f}" if x < 1 else digits(x),
             )
         )
     title = f"state kept of the {'stream' if kind == 'text' else 'speech'}, KiB"
-    return [*made, _table(title, unit, found, lambda r: r.state_bytes / KIB)]
+    return [*made, table(title, lambda r: r.state_bytes / KIB)]
 
 
 def results(report: StreamReport, kind: Kind) -> dict[tuple[str, int], StreamResult]:
@@ -76,31 +80,20 @@ def describe(report: StreamReport) -> str:
     )
 
 
-def plot(report: StreamReport) -> Figure:
+def draw(report: StreamReport) -> Figure:
     """Time of a step against the source so far, log-log: a level line is a constant cost."""
-    shown = kinds(report)
-    figure = Figure(figsize=(4 + 5 * len(shown), 5.5), layout="constrained")
-    for axes, kind in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
-        draw(axes, {case: 1e3 * r.seconds for case, r in results(report, kind).items()})
-        axes.set_xlabel(f"source so far ({'pieces' if kind == 'text' else 'seconds of speech'})")
-        step = "a piece" if kind == "text" else "320 ms of speech"
-        axes.set_ylabel(f"{report.machine['clock']} for {step} (ms)")
-        axes.set_title(where(report.machine), fontsize=8)
-    figure.suptitle("One more step of a stream", fontsize=11)
-    add_legend(figure)
-    return figure
-
-
-def _table(
-    title: str,
-    unit: str,
-    found: Measured,
-    number: Callable[[StreamResult], float],
-    show: Callable[[float], str] = digits,
-) -> Table:
-    lengths = sorted({length for _, length in found})
-    rows = []
-    for name in dict.fromkeys(name for name, _ in found):
-        cells = [found.get((name, length)) for length in lengths]
-        rows.append([name, *("-" if cell is None else show(number(cell)) for cell in cells)])
-    return Table(title, [unit, *map(str, lengths)], rows)
+    panels = []
+    for kind in kinds(report):
+        source, step = (
+            ("pieces", "a piece") if kind == "text" else ("seconds of speech", "320 ms of speech")
+        )
+        panels.append(
+            Panel(
+                x=f"source so far ({source})",
+                y=f"{report.machine['clock']} for {step} (ms)",
+                lines=lines_of({x: 1e3 * r.seconds for x, r in results(report, kind).items()}),
+                x_scale="sizes",
+                y_scale="log",
+            )
+        )
+    return plot(panels, f"One more step of a stream\n{where(report.machine)}")

@@ -11,9 +11,11 @@ from transformers.utils import logging
 
 from leap.bench.decode import measure_models
 from leap.bench.measure import peak_bytes
-from leap.cli.progress import progress_shown, told
-from leap.cli.table import show_table
+from leap.cli.progress import progress_shown
+from leap.cli.table import show_table, show_written
 from leap.explain.page import TINT, depths, shown
+from leap.reports.progress import named
+from leap.reports.table import Table
 from leap.tasks.lm import compare as comparing
 from leap.tasks.lm import demo as demonstrating
 from leap.tasks.lm import evaluate as evaluating
@@ -45,9 +47,8 @@ class PresetsConfig:
 def train(config: TrainConfig) -> None:
     """Train, and say what came out and where it is."""
     finished = training.run_folder(config).metrics() is not None
-    with progress_shown() as show:
-        tell = told(show)
-        metrics = training.train(config, lambda status: tell("", status), _tell_text)
+    with progress_shown() as progress:
+        metrics = training.train(config, progress, _tell_text)
     if not metrics:
         return  # Not the first of several processes.
     print(
@@ -77,19 +78,15 @@ def _tell_text(corpus: Corpus) -> None:
 
 def evaluate(config: EvalConfig) -> None:
     """Measure, and print the numbers."""
-    with progress_shown() as show:
-        score = evaluating.evaluate(
-            config, lambda done, total: show("tokens", done, total), _tell_text
-        )
+    with progress_shown() as progress:
+        score = evaluating.evaluate(config, progress, _tell_text)
     print(f"{score.tokens:,} tokens, {score.words:,} words, {score.bytes:,} bytes")
     print(f"perplexity a token  {score.perplexity:.3f}  (loss {score.loss:.4f})")
     print(f"perplexity a word   {score.word_perplexity:.2f}")
     print(f"bits a byte         {score.bits_per_byte:.4f}")
     if score.stretches:
-        show_table(
-            ("tokens of the text", "perplexity"),
-            [[f"{x.start:,} to {x.end:,}", f"{x.perplexity:.2f}"] for x in score.stretches],
-        )
+        rows = [[f"{x.start:,} to {x.end:,}", f"{x.perplexity:.2f}"] for x in score.stretches]
+        show_table(Table("", ("tokens of the text", "perplexity"), rows))
     if config.output is not None:
         print(f"wrote {config.output}")
 
@@ -128,45 +125,41 @@ def presets(_config: PresetsConfig) -> None:
         ]
         for size in preset_sizes()
     ]
-    show_table(("preset", "parameters", "width x layers", "vocabulary", "state bytes"), rows)
+    columns = ("preset", "parameters", "width x layers", "vocabulary", "state bytes")
+    show_table(Table("", columns, rows))
 
 
 def compare(config: CompareConfig) -> None:
     """Train the models, print the table, and say where the files are."""
-    with progress_shown() as show:
-        rows = comparing.compare(config, told(show), peak_bytes, _tell_text)
-    show_table(comparing.COLUMNS, [comparing.cells(row) for row in rows])
-    for name in ("results.json", "results.md", "curves.png"):
-        print(f"wrote {config.output / name}")
+    with progress_shown() as progress:
+        rows = comparing.compare(config, progress, peak_bytes, _tell_text)
+    show_table(comparing.table(rows))
+    show_written(config.output, ("results.json", "results.md", "curves.png"))
 
 
 def recall(config: RecallConfig) -> None:
     """Train and ask the models, print the table, and say where the files are."""
-    with progress_shown() as show:
-        rows = recalling.recall(config, told(show))
-    show_table(tuple(recalling.columns(config)), [recalling.cells(row) for row in rows])
-    for name in ("results.json", "results.md", "recall.png"):
-        print(f"wrote {config.output / name}")
+    with progress_shown() as progress:
+        rows = recalling.recall(config, progress)
+    show_table(recalling.table(config, rows))
+    show_written(config.output, ("results.json", "results.md", "recall.png"))
 
 
 def mqar(config: MqarConfig) -> None:
     """Train and ask the models, print the table, and say where the files are."""
-    with progress_shown() as show:
-        rows = pairing.mqar(config, told(show))
-    show_table(tuple(pairing.columns(config)), [pairing.cells(row) for row in rows])
-    for name in ("results.json", "results.md", "mqar.png"):
-        print(f"wrote {config.output / name}")
+    with progress_shown() as progress:
+        rows = pairing.mqar(config, progress)
+    show_table(pairing.table(config, rows))
+    show_written(config.output, ("results.json", "results.md", "mqar.png"))
 
 
 def demo(config: DemoConfig) -> None:
     """Train, print the table and what was written, and say where the report is."""
-    with progress_shown() as show:
+    with progress_shown() as progress:
         learners, written = demonstrating.demo(
             config,
-            lambda models, contexts: measure_models(
-                models, contexts, lambda done, total, doing: show("cost", done, total, doing)
-            ),
-            told(show),
+            lambda models, contexts: measure_models(models, contexts, named(progress, "cost")),
+            progress,
         )
     rows = [
         [
@@ -177,8 +170,8 @@ def demo(config: DemoConfig) -> None:
         ]
         for learner in learners
     ]
-    show_table(("model", "perplexity before", "after", "bits per byte"), rows)
-    show_table(*demonstrating.cost_table(learners), "One more token, CPU time on one thread")
+    show_table(Table("", ("model", "perplexity before", "after", "bits per byte"), rows))
+    show_table(demonstrating.cost_table(learners))
     print(f"def {written.text}\n")
     print(f"wrote {config.output / 'report.html'}")
 
@@ -203,8 +196,7 @@ def explain(config: ExplainConfig) -> None:
         if console.is_terminal:
             console.print(_tinted(pieces, weights))
     print()
-    for file in ("explain.html", "explain.png", "explain.json"):
-        print(f"wrote {config.output / file}")
+    show_written(config.output, ("explain.html", "explain.png", "explain.json"))
 
 
 def _tinted(pieces: list[str], weights: list[float]) -> Text:

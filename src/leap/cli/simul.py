@@ -2,8 +2,10 @@
 
 from transformers.utils import logging
 
-from leap.cli.progress import progress_shown, told
+from leap.cli.progress import progress_shown
 from leap.cli.table import show_table
+from leap.reports.progress import Status
+from leap.reports.table import Table
 from leap.tasks.simul import evaluate as evaluating
 from leap.tasks.simul import prepare as preparing
 from leap.tasks.simul import report as reporting
@@ -20,7 +22,9 @@ logging.set_verbosity_error()
 def prepare(config: PrepareConfig) -> None:
     """Prepare the corpus, and say what it holds and where it is."""
     with progress_shown() as show:
-        prepared = preparing.prepare(config, lambda name, done, total: show(name, done, total))
+        prepared = preparing.prepare(
+            config, lambda name, done, total: show(Status(done, total, name))
+        )
     facts = prepared.facts
     print(
         f"{facts['corpus']}, {facts['source']} to {facts['target']}, "
@@ -38,9 +42,8 @@ def prepare(config: PrepareConfig) -> None:
 
 def train(config: TrainConfig) -> None:
     """Train, and say what came out and where it is."""
-    with progress_shown() as show:
-        tell = told(show)
-        metrics = training.train(config, lambda status: tell("", status))
+    with progress_shown() as progress:
+        metrics = training.train(config, progress)
     if not metrics:
         return  # Not the first of several processes.
     best = "the mean of the last" if metrics["averaged"] else f"step {metrics['best_step']}"
@@ -51,9 +54,11 @@ def train(config: TrainConfig) -> None:
 def evaluate(config: EvalConfig) -> None:
     """Translate and score, print the table, and say where the files are."""
     with progress_shown() as show:
-        found = evaluating.evaluate(config, lambda name, done, total: show(name, done, total))
+        found = evaluating.evaluate(
+            config, lambda name, done, total: show(Status(done, total, name))
+        )
     for table in evaluating.tables(found):
-        show_table(table.columns, table.rows, table.title)
+        show_table(Table(table.title, table.columns, table.rows))
     for line in evaluating.notes(found):
         print(line)
     scores = found[0].scores
@@ -64,5 +69,5 @@ def evaluate(config: EvalConfig) -> None:
 def report(config: ReportConfig) -> None:
     """Print the tables, and say where the files are."""
     for table in reporting.report(config):
-        show_table(table.columns, table.rows, table.title)
+        show_table(Table(table.title, table.columns, table.rows))
     print(f"wrote {config.output}")

@@ -1,15 +1,14 @@
-"""Set-up of `transformers.Trainer`: the recipe, the run folder, progress and learning curves.
+"""Set-up of `transformers.Trainer`: the recipe and the run folder.
 
 There is no training loop here. What is trained, and on what, is the tasks' affair.
 """
 
+from leap.reports.plots import plot_curves
+from leap.reports.progress import Progress
 from leap.training.clock import now
-from leap.training.curve import plot_curves
 from leap.training.fit import (
     Fitted,
     Measure,
-    Progress,
-    Status,
     fit,
     processes,
     quiet,
@@ -25,7 +24,6 @@ __all__ = [
     "Progress",
     "Recipe",
     "RunFolder",
-    "Status",
     "fit",
     "now",
     "plot_curves",

@@ -6,20 +6,17 @@ One that does not agree with its manifest was damaged since, and is not gone on 
 """
 
 import shutil
-from collections.abc import Callable
 from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
 from leap.errors import FileError
+from leap.reports.progress import Say
 from leap.training.folder import give_usual_modes, read_json, write_json
 
 MANIFEST = "manifest.json"
 STATE = "trainer_state.json"
 """Where Trainer writes how far it was."""
-
-Say = Callable[[str], None]
-"""Told in a line what there is to know."""
 
 
 class Checkpoints:

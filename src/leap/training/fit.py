@@ -32,7 +32,8 @@ from transformers.utils import SAFE_WEIGHTS_NAME, logging
 
 from leap.errors import ConfigError, FileError, TrainingError
 from leap.ops.state import accumulator
-from leap.training.checkpoints import Checkpoints, Say
+from leap.reports.progress import Progress, Say, Status, silent
+from leap.training.checkpoints import Checkpoints
 from leap.training.clock import now
 from leap.training.folder import RunFolder
 from leap.training.heap import trim_heap
@@ -54,25 +55,6 @@ class Measure:
     name: str
     compute: Callable[[Any, Any], float]
     """Of the model's logits and the labels, over all held-out examples, as NumPy arrays."""
-
-
-@dataclass(frozen=True)
-class Status:
-    """How far a run is."""
-
-    step: int
-    steps: int
-    loss: float | None = None
-    """On the training data, over the last few steps."""
-    held_out_loss: float | None = None
-    """On the held-out data, when last looked at."""
-    held_out_score: float | None = None
-    """The measure there, if there is one."""
-    note: str | None = None
-    """What there is to know besides, in a line, as that a checkpoint was damaged."""
-
-
-Progress = Callable[[Status], None]
 
 
 @dataclass(frozen=True)
@@ -134,6 +116,7 @@ def fit(
         TrainingError: if the loss is no longer a number.
         FileError: if there are checkpoints, but none to go on from, or one cannot be written.
     """
+    progress = progress or silent
     n_items = len(train)  # type: ignore[arg-type]
     n_steps = recipe.n_steps(n_items)
     arguments = _arguments(recipe, folder, n_steps, measure)
@@ -142,7 +125,7 @@ def fit(
     watch = _Watch(progress, measure, recipe, checkpoints)
 
     def say(note: str) -> None:
-        if progress is not None and processes(recipe.device).is_main_process:
+        if processes(recipe.device).is_main_process:
             progress(Status(0, n_steps, note=note))
 
     with processes(recipe.device).main_process_first():
@@ -485,7 +468,7 @@ class _Watch(TrainerCallback):
 
     def __init__(
         self,
-        progress: Progress | None,
+        progress: Progress,
         measure: Measure | None,
         recipe: Recipe,
         checkpoints: Checkpoints,
@@ -494,9 +477,7 @@ class _Watch(TrainerCallback):
         self.measure = measure
         self.recipe = recipe
         self.checkpoints = checkpoints
-        self.loss: float | None = None
-        self.held_out_loss: float | None = None
-        self.held_out_score: float | None = None
+        self.numbers: dict[str, float] = {}
         self.start = (0.0, 0.0)
         self.times: list[tuple[float, float]] = []
 
@@ -545,7 +526,7 @@ class _Watch(TrainerCallback):
         if args.device.type == "cpu":
             trim_heap()
         if logs and "loss" in logs:
-            self.loss = logs["loss"]
+            self.numbers["loss"] = logs["loss"]
             if self.times:
                 wall, cpu = zip(*self.times, strict=True)
                 state.log_history[-1] |= {
@@ -558,22 +539,21 @@ class _Watch(TrainerCallback):
         self, args: Any, state: Any, control: Any, metrics: dict[str, Any] | None = None, **_: Any
     ) -> None:
         if metrics:
-            self.held_out_loss = metrics["eval_loss"]
+            self.numbers["held-out"] = metrics["eval_loss"]
             _check_loss(metrics["eval_loss"], state.global_step, self.recipe, "held-out loss")
             if self.measure is not None:
-                self.held_out_score = metrics[f"eval_{self.measure.name}"]
+                self.numbers["scoring"] = metrics[f"eval_{self.measure.name}"]
             self._tell(state)
 
     def _tell(self, state: Any, note: str | None = None) -> None:
-        if self.progress is not None and state.is_world_process_zero:
+        if state.is_world_process_zero:
             self.progress(
                 Status(
                     state.global_step,
                     state.max_steps,
-                    self.loss,
-                    self.held_out_loss,
-                    self.held_out_score,
-                    note,
+                    numbers=dict(self.numbers),
+                    news=self.numbers.get("held-out"),
+                    note=note,
                 )
             )
 

@@ -16,7 +16,6 @@ import json
 import os
 import shutil
 import socket
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +24,10 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from leap.errors import FileError
+from leap.reports.files import read_json as read_json
+from leap.reports.files import write_json as write_json
+from leap.reports.files import write_report
+from leap.reports.files import write_whole as write_whole
 
 Extends = Callable[[Mapping[str, Any]], bool]
 """Whether a run is one with these settings, and more steps."""
@@ -82,16 +85,9 @@ class RunFolder:
         Args:
             data: digests of the data, by name, to be the same whenever the run goes on.
         """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            if not (self.path / "data.json").exists():
-                write_json(self.path / "data.json", data)
-            if not (self.path / "config.json").exists():
-                write_json(self.path / "config.json", self.settings)
-        except OSError as error:
-            raise FileError(
-                f"cannot write to {self.path} ({error.strerror}); give another output folder"
-            ) from error
+        files = {"data.json": data, "config.json": self.settings}
+        missing = {name: x for name, x in files.items() if not (self.path / name).exists()}
+        write_report(self.path, missing)
         if read_json(self.path / "data.json") != data:
             raise FileError(
                 f"the data of the run in {self.path} has changed since it began; bring it back, "
@@ -178,19 +174,6 @@ def give_usual_modes(folder: Path) -> None:
             path.chmod(mode)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FileError(f"cannot read {path} ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
-        raise FileError(f"{path} is not a whole JSON file ({error}); remove it") from error
-    if not isinstance(found, dict):
-        raise FileError(f"{path} holds no JSON object; it is of another kind than was expected")
-    return found
-
-
 def read_results(path: Path, like: Like) -> dict[str, Any]:
     """The results in a file, which must hold what `like` says."""
     found = read_json(path)
@@ -220,19 +203,3 @@ def _unlike(found: Any, like: Any, name: str = "") -> str | None:
         isinstance(found, like) or (isinstance(found, int) and isinstance(0.0, like))
     )
     return None if is_kind else f"{str(found)[:20]!r} as {name!r}"
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file whole or not at all."""
-    write_whole(path, json.dumps(value, indent=1, default=str) + "\n")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file whole or not at all."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}.part")
-    try:
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise

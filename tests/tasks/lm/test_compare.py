@@ -87,7 +87,7 @@ def test_a_table_and_curves_come_out_and_models_that_are_done_are_kept(config):
         measured.append(device)
         return 5 * 2**20
 
-    rows = compare(config, lambda name, status: told.append((name, status.step)), peak_bytes)
+    rows = compare(config, lambda status: told.append((status.name, status.step)), peak_bytes)
     assert [row.model for row in rows] == ["gpt2", "leap:global"]
     assert all(1 < row.perplexity < 400 and row.peak_bytes == 5 * 2**20 for row in rows)
     assert measured == [torch.device("cpu")] * 2
@@ -103,7 +103,7 @@ def test_a_table_and_curves_come_out_and_models_that_are_done_are_kept(config):
     del told[:], measured[:]
     more = compare(
         replace(config, models=("linear", *config.models)),
-        lambda name, status: told.append(name),
+        lambda status: told.append(status.name),
         peak_bytes,
     )
     assert more[1:] == rows
@@ -132,7 +132,7 @@ def test_a_model_that_cannot_be_made_shows_before_the_work(config, model, messag
     told = []
     config = replace(config, models=("gpt2", model), train_tokenizer=train_tokenizer)
     with pytest.raises(ConfigError, match=message):
-        compare(config, lambda *status: told.append(status))
+        compare(config, told.append)
     assert told == []
     assert not config.output.exists()
 

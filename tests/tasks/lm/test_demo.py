@@ -72,7 +72,8 @@ def learner(model, milliseconds, state_bytes):
 def test_costs_are_told_as_ratios_of_one_run():
     leap = learner("leap:windowed:none", {8: 2.0, 64: 2.0}, {8: 1000, 64: 1000})
     softmax = learner("softmax:rotary", {8: 1.0, 64: 18.0}, {8: 64, 64: 4096})
-    columns, rows = cost_table([leap, softmax])
+    costs = cost_table([leap, softmax])
+    columns, rows = costs.columns, costs.rows
     assert columns[3] == "softmax / leap"
     assert rows == [
         ["8", "2.00", "1.00", "0.50", "1,000", "64"],

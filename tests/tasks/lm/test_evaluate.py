@@ -150,7 +150,7 @@ def test_a_run_is_evaluated_on_any_text(trained, play, tmp_path):
     config = EvalConfig(
         run=trained, data=str(play), part="whole", stateful=True, output=tmp_path / "score.json"
     )
-    found = evaluate(config, lambda *progress: told.append(progress))
+    found = evaluate(config, lambda status: told.append((status.step, status.steps)))
     text = play.read_text(encoding="utf-8")
     assert found.bytes == len(text.encode())
     assert told[-1] == (found.tokens, found.tokens)
@@ -178,7 +178,7 @@ def test_a_result_that_cannot_be_written_shows_before_the_work(
     told = []
     config = EvalConfig(run=trained, data=str(play), output=tmp_path / output)
     with pytest.raises(FileError, match=message):
-        evaluate(config, lambda *progress: told.append(progress))
+        evaluate(config, lambda status: told.append((status.step, status.steps)))
     assert told == []
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from leap.errors import ConfigError
+from leap.reports.files import read_json
 from leap.tasks.lm.mqar import HELD_OUT, TRAIN, Batches, MqarConfig, draw_sequences, mqar
-from leap.training.folder import read_json
 
 
 def sequences(count=50, *, pairs=6, length=40, vocabulary=24, seed=0):
@@ -97,7 +97,7 @@ def test_a_model_learns_to_recall_and_ends_early(config):
             evaluate_every=50,
             enough=0.9,
         ),
-        lambda name, status: told.append((name, status.step)),
+        lambda status: told.append((status.name, status.step)),
     )
     assert min(row.accuracy.values()) >= 0.85
     assert told[-1][0] == "softmax:rotary:conv4 32 seed 0" and told[-1][1] < 1000
@@ -107,7 +107,7 @@ def test_a_run_that_was_stopped_comes_to_the_same(config):
     class Killed(Exception):
         pass
 
-    def kill(_, status):
+    def kill(status):
         if status.step == 5:
             raise Killed
 
@@ -115,7 +115,7 @@ def test_a_run_that_was_stopped_comes_to_the_same(config):
         mqar(config, kill)
     assert not (config.output / "results.json").exists()
     told = []
-    rows = mqar(config, lambda _, status: told.append(status.step))
+    rows = mqar(config, lambda status: told.append(status.step))
     assert min(told) == 5
     anew = replace(config, output=config.output.with_name("anew"))
     assert mqar(anew) == rows
@@ -144,11 +144,11 @@ def test_the_table_and_the_picture_have_the_mean_and_spread_of_seeds(config):
 def test_what_is_done_is_kept_and_more_pairs_are_asked_without_training_again(config):
     (row,) = mqar(config)
     told = []
-    (more,) = mqar(replace(config, pairs=(2, 5)), lambda _, status: told.append(status.step))
+    (more,) = mqar(replace(config, pairs=(2, 5)), lambda status: told.append(status.step))
     assert more.accuracy[2] == row.accuracy[2] and list(more.accuracy) == [2, 5]
     assert all(step == config.steps for step in told)
     told.clear()
-    assert mqar(config, lambda _, status: told.append(status.step)) == [row]
+    assert mqar(config, lambda status: told.append(status.step)) == [row]
     assert not told
 
 

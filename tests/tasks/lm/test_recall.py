@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from leap.errors import ConfigError
+from leap.reports.files import read_json
 from leap.tasks.lm.recall import MARK, Questions, RecallConfig, accuracy_at, recall
-from leap.training.folder import read_json
 
 FILLER = torch.arange(97, 123).repeat(20)
 
@@ -105,7 +105,7 @@ def test_models_that_are_done_are_not_trained_again(config):
     assert (config.output / "recall.png").stat().st_size > 0
     assert "| leap:none |" in (config.output / "results.md").read_text()
     told = []
-    assert recall(config, lambda *status: told.append(status)) == rows
+    assert recall(config, told.append) == rows
     assert not told
 
 
@@ -113,11 +113,11 @@ def test_another_distance_is_asked_without_training_again(config):
     config = replace(config, models=("leap:none",), steps=40)
     (row,) = recall(config)
     told = []
-    (further,) = recall(replace(config, distances=(3, 50)), lambda *status: told.append(status))
+    (further,) = recall(replace(config, distances=(3, 50)), told.append)
     (whole,) = recall(replace(config, distances=(50,), output=config.output.with_name("anew")))
     assert list(further.accuracy) == [3, 50] and further.accuracy[3] == row.accuracy[3]
     assert further.accuracy[50] == whole.accuracy[50]
-    assert all(status.step == config.steps for _, status in told)
+    assert all(status.step == config.steps for status in told)
     assert recall(config) == [row]
 
 

@@ -69,6 +69,6 @@ def trained(tiny, tmp_path_factory) -> Path:
         call()
         return 2**20
 
-    train(tiny(attention=("softmax", "leapformer"), seeds=(0, 1), output=folder), None, count)
-    train(tiny(task="image", attention=("leapformer",), output=folder), None, count)
+    train(tiny(attention=("softmax", "leapformer"), seeds=(0, 1), output=folder), peak_bytes=count)
+    train(tiny(task="image", attention=("leapformer",), output=folder), peak_bytes=count)
     return folder

@@ -7,14 +7,15 @@ import torch
 
 from leap.errors import ConfigError
 from leap.models import LeapformerForSequenceClassification
+from leap.reports.table import markdown
 from leap.tasks.lra import ablate as ablating
 from leap.tasks.lra.ablate import (
     AblateConfig,
     ablate,
     added_parameters,
     hidden_units,
-    markdown,
     proportion_spread,
+    table,
     variants,
 )
 from leap.tasks.lra.data import TASKS
@@ -86,7 +87,7 @@ def test_every_variant_is_trained_in_equal_steps(ablation):
     assert rows[0].share == pytest.approx(0.015, rel=0.3)
     for name in ("ablation.md", "ablation.csv", "ablation.png", "curves.png"):
         assert (folder / name).is_file()
-    assert "| fixed |  | 0 | 0.00 % |" in markdown(config, 2, rows)
+    assert "| fixed |  | 0 | 0.00 % |" in markdown(table(rows))
 
 
 def test_the_spread_of_proportions_is_0_where_all_tokens_stand_at_one_place(ablation, tmp_path):

@@ -169,7 +169,7 @@ def test_by_default_all_that_is_at_hand_is_made(data_sets):
 def test_progress_is_told(tmp_path):
     told = []
     config = PrepareConfig(task=("listops",), output=tmp_path / "out", workers=1, **SIZES)
-    list(prepare(config, lambda *status: told.append(status)))
+    list(prepare(config, lambda status: told.append((status.name, status.step, status.steps))))
     assert told[0] == ("listops", 0, 0) and told[-1] == ("listops", 15, 15)
 
 

@@ -6,13 +6,14 @@ import json
 import pytest
 
 from leap.errors import FileError
+from leap.reports.table import markdown
 from leap.tasks.lra.report import (
     ReportConfig,
     average,
     compare,
-    markdown,
     not_alike,
     report,
+    tables,
     unfinished,
 )
 from leap.tasks.lra.runs import RESULTS
@@ -109,9 +110,9 @@ def test_attentions_that_did_every_task_are_averaged(runs):
     assert averages["linear"].train_speed == pytest.approx(2.0)  # The root of 4 and 1.
     assert averages["linear"].accuracy_gain == pytest.approx(0.15)
     assert averages["softmax"].memory_share == pytest.approx(1.0)
-    *_, last = markdown(rows).splitlines()
+    *_, last = markdown(*tables(rows)).splitlines()
     assert last.startswith("| linear | 52.50 | +15.00 | (2.00x) |")
-    assert markdown(rows).count("**average**") == 1
+    assert markdown(*tables(rows)).count("**average**") == 1
 
 
 def test_without_softmax_there_is_nothing_to_stand_beside(tmp_path):
@@ -119,7 +120,9 @@ def test_without_softmax_there_is_nothing_to_stand_beside(tmp_path):
     (row,) = report(ReportConfig(tmp_path))
     assert row.train_speed is None and row.accuracy_gain is None and row.peak_bytes is None
     assert average(compare([row])) == []
-    assert "| linear | 50.00 |  |  | 10 |  | 1,000 | 1 | 100 | 32 | 100 |" in markdown([row])
+    assert "| linear | 50.00 |  |  | 10 |  | 1,000 | 1 | 100 | 32 | 100 |" in markdown(
+        *tables([row])
+    )
 
 
 @pytest.mark.parametrize(

@@ -100,14 +100,14 @@ class Stop(Exception):
 
 
 def test_a_stopped_run_goes_on_to_the_same_result(trained, tiny, tmp_path):
-    def stop(name, status):
+    def stop(status):
         if status.step == 5:
             raise Stop
 
     with pytest.raises(Stop):
         train(tiny(output=tmp_path), stop)
     told = []
-    (metrics,) = train(tiny(output=tmp_path), lambda name, status: told.append(status.step))
+    (metrics,) = train(tiny(output=tmp_path), lambda status: told.append(status.step))
     assert told[0] == 4  # After the checkpoint of step 3.
     whole = read(trained / "text" / "leapformer" / "seed-0" / "metrics.json")
     for name in ("accuracy", "loss", "best_step", "best_loss"):
@@ -117,7 +117,7 @@ def test_a_stopped_run_goes_on_to_the_same_result(trained, tiny, tmp_path):
 def test_a_run_that_is_done_is_not_trained_again(trained, tiny):
     told = []
     config = tiny(attention=("softmax",), seeds=(1,), output=trained)
-    (metrics,) = train(config, lambda name, status: told.append(status))
+    (metrics,) = train(config, told.append)
     assert not told
     assert metrics == read(trained / "text" / "softmax" / "seed-1" / "metrics.json")
 
@@ -125,9 +125,7 @@ def test_a_run_that_is_done_is_not_trained_again(trained, tiny):
 def test_a_run_goes_on_to_more_steps(tiny, tmp_path):
     train(tiny(output=tmp_path))
     told = []
-    (longer,) = train(
-        tiny(output=tmp_path, steps=9, device="cpu"), lambda _, status: told.append(status)
-    )
+    (longer,) = train(tiny(output=tmp_path, steps=9, device="cpu"), told.append)
     assert [status.step for status in told if status.note is None][:1] == [7]
     assert longer["steps"] == 9
 
@@ -138,7 +136,7 @@ def test_a_folder_with_other_settings_is_not_written_to(trained, tiny):
 
 
 def test_data_that_was_made_anew_is_noticed(tiny, tiny_data, tmp_path, monkeypatch):
-    def stop(name, status):
+    def stop(status):
         raise Stop
 
     with pytest.raises(Stop):

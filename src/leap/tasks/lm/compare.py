@@ -21,6 +21,10 @@ import torch
 from leap.errors import ConfigError
 from leap.layers import FORMULATIONS
 from leap.models.config import PositionEmbedding
+from leap.reports.files import read_json, write_json, write_report, write_whole
+from leap.reports.plots import plot_curves
+from leap.reports.progress import Progress, named, silent
+from leap.reports.table import MIB, Table, markdown, optional
 from leap.tasks.lm.data import Blocks, TextRead, read_corpus
 from leap.tasks.lm.model import (
     MechanismConfig,
@@ -32,16 +36,11 @@ from leap.tasks.lm.model import (
 from leap.tasks.lm.tokenizer import make_tokenizer
 from leap.tasks.lm.train import TextConfig, TrainConfig, prepare, run_folder, train
 from leap.tasks.mechanism import OPTIONS, parse_option
-from leap.training import Recipe, RunFolder, Status, plot_curves, processes
-from leap.training.folder import read_json, write_json, write_whole
-from leap.training.table import markdown_table
+from leap.training import Recipe, RunFolder, processes
 
-CompareProgress = Callable[[str, Status], None]
-"""Told the model and how far its run is."""
 PeakBytes = Callable[[Callable[[], object], torch.device], int]
 """Measures the most memory that a call holds at once."""
 
-MIB = 2**20
 POSITIONS: tuple[str, ...] = get_args(PositionEmbedding)
 
 
@@ -151,7 +150,7 @@ def folder_name(text: str) -> str:
 
 def compare(
     config: CompareConfig,
-    progress: CompareProgress | None = None,
+    progress: Progress = silent,
     peak_bytes: PeakBytes | None = None,
     read: TextRead | None = None,
 ) -> list[Row]:
@@ -172,12 +171,7 @@ def compare(
     histories: dict[str, Any] = {}
     for name, run in runs.items():
         memory = _memory(config, name, run, peak_bytes)
-
-        def tell(status: Status, name: str = name) -> None:
-            if progress is not None:
-                progress(name, status)
-
-        metrics = train(run, tell)
+        metrics = train(run, named(progress, name))
         histories[name] = metrics["history"]
         rows.append(
             Row(
@@ -279,8 +273,8 @@ def _write(
         "steps": steps,
         "rows": [asdict(row) for row in rows],
     }
-    write_json(config.output / "results.json", results)
-    write_whole(config.output / "results.md", markdown(config, steps, rows))
+    text = markdown(describe(config, steps), table(rows))
+    write_report(config.output, {"results.json": results, "results.md": text})
     plot_curves(histories, config.output / "curves.png", describe(config, steps))
 
 
@@ -307,30 +301,21 @@ COLUMNS = (
 )
 
 
-def cells(row: Row) -> list[str]:
-    """A row of the table, as text."""
+def table(rows: Sequence[Row]) -> Table:
+    """What came out. Perplexities are of the test text; "equal" with a learned part at its mean."""
+    return Table("", COLUMNS, [_cells(row) for row in rows])
 
-    def number(value: float | None, digits: int) -> str:
-        return "" if value is None else f"{value:,.{digits}f}"
 
+def _cells(row: Row) -> list[str]:
     return [
         row.model,
         f"{row.parameters:,}",
-        number(row.perplexity, 2),
-        number(row.word_perplexity, 1),
-        number(row.bits_per_byte, 4),
-        number(row.equalised.get("proportions"), 2),
-        number(row.equalised.get("gates"), 2),
-        number(row.seconds_per_step, 2),
-        number(row.cpu_seconds_per_step, 2),
-        number(None if row.peak_bytes is None else row.peak_bytes / MIB, 0),
+        optional(row.perplexity, 2),
+        optional(row.word_perplexity, 1),
+        optional(row.bits_per_byte, 4),
+        optional(row.equalised.get("proportions"), 2),
+        optional(row.equalised.get("gates"), 2),
+        optional(row.seconds_per_step, 2),
+        optional(row.cpu_seconds_per_step, 2),
+        optional(None if row.peak_bytes is None else row.peak_bytes / MIB, 0),
     ]
-
-
-def markdown(config: CompareConfig, steps: int, rows: Sequence[Row]) -> str:
-    """The table in Markdown.
-
-    Perplexities are of the test text; "equal" with a learned part held at its mean.
-    """
-    table = markdown_table(COLUMNS, [cells(row) for row in rows])
-    return f"{describe(config, steps)}\n\n{table}\n"

@@ -12,19 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from matplotlib.figure import Figure
 from transformers import PreTrainedModel, set_seed
 
 from leap.errors import ConfigError
 from leap.explain.page import CSS, embedded, png, tinted
-from leap.tasks.lm.compare import CompareConfig, CompareProgress, Row, compare, run_configs
+from leap.reports.files import write_report
+from leap.reports.plots import Line, Panel, plot
+from leap.reports.progress import Progress, silent
+from leap.reports.table import Table
+from leap.tasks.lm.compare import CompareConfig, Row, compare, run_configs
 from leap.tasks.lm.evaluate import score
 from leap.tasks.lm.explain import ExplainedText, explain_text
 from leap.tasks.lm.generate import GenerateConfig, Written, write_on
 from leap.tasks.lm.model import build_model, load_model
 from leap.tasks.lm.train import TrainConfig, prepare, run_folder
-from leap.training.curve import COLOURS
-from leap.training.folder import write_whole
 
 SENTENCE = "def read(path):\n    with open(path) as file:\n        return file.read()\n"
 
@@ -86,7 +87,7 @@ class Learner:
 
 
 def demo(
-    config: DemoConfig, measure: Costs, progress: CompareProgress | None = None
+    config: DemoConfig, measure: Costs, progress: Progress = silent
 ) -> tuple[list[Learner], Written]:
     """Train both models, or go on with them, and write `report.html`.
 
@@ -113,7 +114,7 @@ def demo(
     request = GenerateConfig(run=config.output, prompt="def ", tokens=200, temperature=0.8, seed=0)
     written = write_on(model, tokenizer, request)
     explained = explain_text(model, tokenizer, SENTENCE)
-    write_whole(config.output / "report.html", _page(config, learners, written, explained))
+    write_report(config.output, {"report.html": _page(config, learners, written, explained)})
     return learners, written
 
 
@@ -145,8 +146,8 @@ def _untrained(run: TrainConfig) -> float:
     return score(model, texts.tokenizer, list(texts.corpus.valid)[:1], length=run.length).perplexity
 
 
-def cost_table(learners: Sequence[Learner]) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows on one more token, after each length of text; the ratio is of the times."""
+def cost_table(learners: Sequence[Learner]) -> Table:
+    """What one more token costs after each length of text; the ratio is of the times."""
     names = [learner.row.model.partition(":")[0] for learner in learners]
     columns = ["tokens read"] + [f"{name}, ms" for name in names]
     columns += [f"{names[-1]} / {names[0]}"] + [f"{name}, bytes kept" for name in names]
@@ -156,7 +157,7 @@ def cost_table(learners: Sequence[Learner]) -> tuple[list[str], list[list[str]]]
         rows.append([f"{context:,}"] + [f"{time:.2f}" for time in times])
         rows[-1] += [f"{times[-1] / first:.2f}"]
         rows[-1] += [f"{learner.state_bytes[context]:,}" for learner in learners]
-    return columns, rows
+    return Table("One more token, CPU time on one thread", columns, rows)
 
 
 def _page(
@@ -168,9 +169,9 @@ def _page(
         f"<td>{'-' if x.row.cpu_seconds_per_step is None else f'{x.row.cpu_seconds_per_step:.2f}'}"
         for x in learners
     )
-    columns, costs = cost_table(learners)
-    head = "".join(f"<th>{column}" for column in columns)
-    body = "".join("<tr>" + "".join(f"<td>{cell}" for cell in row) for row in costs)
+    costs = cost_table(learners)
+    head = "".join(f"<th>{column}" for column in costs.columns)
+    body = "".join("<tr>" + "".join(f"<td>{cell}" for cell in row) for row in costs.rows)
     found = explained.found
     layers = "".join(
         f"<h3>layer {i}: {name}</h3>{tinted(explained.pieces, weights)}"
@@ -206,15 +207,11 @@ Darker is more.
 
 
 def _plot_costs(learners: list[Learner]) -> bytes:
-    figure = Figure(figsize=(7, 3.5), layout="constrained")
-    axes = figure.subplots()
-    for learner, colour in zip(learners, COLOURS, strict=False):
-        points = learner.milliseconds.items()
-        axes.plot(*zip(*points, strict=True), marker="o", color=colour, label=learner.row.model)
-    axes.set_xscale("log")
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("tokens read before")
-    axes.set_ylabel("CPU ms for one more token")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    return png(figure)
+    panel = Panel(
+        x="tokens read before",
+        y="CPU ms for one more token",
+        lines=[Line(x.row.model, list(x.milliseconds.items())) for x in learners],
+        x_scale="sizes",
+        y_limits=(0, None),
+    )
+    return png(plot([panel], ""))

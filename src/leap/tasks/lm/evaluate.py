@@ -8,7 +8,7 @@ What is seen before it is up to a window's length, or, statefully, the whole tex
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -21,19 +21,17 @@ from transformers import PreTrainedModel
 
 from leap.errors import ConfigError, FileError, InputError
 from leap.layers.equalise import equalised
+from leap.reports.files import write_json
+from leap.reports.progress import Progress, Status, silent
 from leap.tasks.lm.data import TextRead, count_bytes, count_words, read_corpus
 from leap.tasks.lm.model import load_model, max_length
 from leap.tasks.lm.tokenizer import TextTokenizer
-from leap.training.folder import write_json
 
 IGNORED = -100
 LONGEST_DEFAULT = 1024
 """Length of a window, or of a chunk, where neither config nor model say anything."""
 MEAN_OVER = 32_768
 """Tokens of held-out text over which the mean of a learned part is taken."""
-
-EvaluationProgress = Callable[[int, int], None]
-"""Told the tokens done, and how many there are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +124,7 @@ class Score:
 
 def evaluate(
     config: EvalConfig,
-    progress: EvaluationProgress | None = None,
+    progress: Progress = silent,
     read: TextRead | None = None,
 ) -> Score:
     """Score the text of a config with the model of a config."""
@@ -194,7 +192,7 @@ def score(
     stride: int | None = None,
     stateful: bool = False,
     batch: int = 4,
-    progress: EvaluationProgress | None = None,
+    progress: Progress = silent,
 ) -> Score:
     """Score a text.
 
@@ -242,8 +240,7 @@ def score(
     for end, part in parts:
         done.append(end)
         nats.append(nats[-1] + part)
-        if progress is not None:
-            progress(end, len(tokens))
+        progress(Status(end, len(tokens), "tokens"))
     stretches = _stretches(done, nats) if stateful else ()
     return Score(len(tokens), words, n_bytes, nats[-1], stretches)
 

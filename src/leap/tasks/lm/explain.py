@@ -5,13 +5,13 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from leap.errors import ConfigError, FileError
+from leap.errors import ConfigError
 from leap.explain import Explanation
 from leap.explain import explain as explain_tokens
 from leap.explain.page import explanation_page, importance_picture
+from leap.reports.files import write_report
 from leap.tasks.lm.model import load_model
 from leap.tasks.lm.tokenizer import TextTokenizer, check_prompt
-from leap.training.folder import write_json, write_whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +49,6 @@ def explain(config: ExplainConfig) -> ExplainedText:
     explained = explain_text(model, tokenizer, config.prompt)
     pieces, found = explained.pieces, explained.found
     importance = found.importance(config.token)[0]
-    try:
-        config.output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileError(
-            f"cannot write to {config.output} ({error.strerror}); give another output folder"
-        ) from error
-    write_whole(config.output / "explain.html", explanation_page(pieces, found, config.token))
-    (config.output / "explain.png").write_bytes(importance_picture(pieces, found, config.token))
     numbers = {
         "token": range(len(pieces))[config.token],
         "pieces": pieces,
@@ -66,7 +58,12 @@ def explain(config: ExplainConfig) -> ExplainedText:
             for name, heads in zip(found.names, importance, strict=True)
         ],
     }
-    write_json(config.output / "explain.json", numbers)
+    files = {
+        "explain.html": explanation_page(pieces, found, config.token),
+        "explain.png": importance_picture(pieces, found, config.token),
+        "explain.json": numbers,
+    }
+    write_report(config.output, files)
     return explained
 
 

@@ -5,14 +5,14 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
 from transformers import PreTrainedModel
 
 from leap.errors import ConfigError
+from leap.reports.files import write_report
+from leap.reports.plots import Line, Panel, plot
 from leap.tasks.lm.compare import parse_model
 from leap.tasks.lm.model import ModelConfig, SizeConfig, Vocabulary, build_model, max_length
 from leap.training import RunFolder
-from leap.training.folder import write_json, write_whole
 
 IGNORED = -100
 
@@ -25,16 +25,6 @@ class Remembered:
     parameters: int
     accuracy: dict[int, float]
     """Share of right answers by size: the distance, or the number of pairs."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line of the picture."""
-
-    label: str
-    accuracy: Mapping[int, float]
-    spread: Mapping[int, float] | None = None
-    """Half the height of a bar at each point, by size as the accuracy is."""
 
 
 def ask(
@@ -92,55 +82,47 @@ def build_unbounded(
     return model
 
 
-def write_results(output: Path, config: Any, rows: Sequence[Any], markdown: str) -> None:
-    """Write results.json and results.md.
+def write_results(
+    output: Path,
+    config: Any,
+    rows: Sequence[Any],
+    text: str,
+    panels: Mapping[str, Sequence[Line]],
+    *,
+    name: str,
+    title: str,
+    sizes: str,
+    guessing: float,
+    trained: int,
+) -> None:
+    """Write results.json, results.md, and accuracy against size as a picture.
 
     Args:
         output: folder for them.
         config, rows: dataclasses: the settings, and what came out.
-        markdown: the same as text.
-    """
-    results = {"config": asdict(config), "rows": [asdict(row) for row in rows]}
-    write_json(output / "results.json", results)
-    write_whole(output / "results.md", markdown)
-
-
-def plot_accuracy(
-    path: Path,
-    panels: Mapping[str, Sequence[Line]],
-    label: str,
-    *,
-    guessing: float,
-    trained: int | None = None,
-) -> None:
-    """Draw accuracy against size, the panels beside each other.
-
-    Args:
-        path: the PNG file to write.
-        panels: lines by the title of their panel.
-        label: what the sizes are.
+        text: the same in Markdown.
+        panels: the lines of the picture by the title of their panel.
+        name, title: of the picture.
+        sizes: what they are.
         guessing: the accuracy of chance.
         trained: largest size in training, to be marked.
     """
-    figure = Figure(figsize=(2 + 5 * len(panels), 4), layout="constrained")
-    for axes, (title, lines) in zip(
-        figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
-    ):
-        for line in lines:
-            axes.errorbar(
-                list(line.accuracy),
-                list(line.accuracy.values()),
-                None if line.spread is None else [line.spread[size] for size in line.accuracy],
-                marker="o",
-                capsize=3,
-                label=line.label,
+    figure = plot(
+        [
+            Panel(
+                x=sizes,
+                y="right answers",
+                lines=lines,
+                title=title,
+                x_scale="sizes",
+                y_limits=(0, 1.05),
+                levels={"guessing": guessing},
+                upright={f"longest in training, {trained:,}": trained},
             )
-        axes.axhline(guessing, color="grey", linestyle=":", label="guessing")
-        if trained is not None:
-            axes.axvline(trained, color="grey", linewidth=0.5)
-        axes.set(xscale="log", xlabel=label, ylabel="right answers", ylim=(0, 1.05), title=title)
-        sizes = sorted({size for line in lines for size in line.accuracy})
-        axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
-        axes.minorticks_off()
-        axes.legend()
-    figure.savefig(path, dpi=120)
+            for title, lines in panels.items()
+        ],
+        title,
+    )
+    results = {"config": asdict(config), "rows": [asdict(row) for row in rows]}
+    files = {"results.json": results, "results.md": text, f"{name}.png": figure}
+    write_report(output, files)

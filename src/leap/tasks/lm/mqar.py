@@ -30,19 +30,19 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedModel, set_seed
 
 from leap.errors import ConfigError
-from leap.tasks.lm.compare import CompareProgress, folder_name, parse_model
+from leap.reports.plots import Line
+from leap.reports.progress import Progress, Status, named, silent
+from leap.reports.table import Table, markdown
+from leap.tasks.lm.compare import folder_name, parse_model
 from leap.tasks.lm.memory import (
     IGNORED,
-    Line,
     Remembered,
     ask,
     build_unbounded,
-    plot_accuracy,
     write_results,
 )
 from leap.tasks.lm.model import SizeConfig
-from leap.training import Progress, Recipe, RunFolder, Status, fit
-from leap.training.table import markdown_table
+from leap.training import Recipe, RunFolder, fit
 
 POWER = 0.01
 """Gaps g = 1, 2, ... are drawn in proportion to g^(POWER - 1), as in the paper."""
@@ -234,7 +234,7 @@ class Batches(Dataset[dict[str, Tensor]]):
         )
 
 
-def mqar(config: MqarConfig, progress: CompareProgress | None = None) -> list[Row]:
+def mqar(config: MqarConfig, progress: Progress = silent) -> list[Row]:
     """Train and ask each model, and write the table after each; nothing is trained twice."""
     for name in config.models:  # Before anything is written.
         for width in config.widths:
@@ -261,24 +261,18 @@ def _model(config: MqarConfig, name: str, width: int) -> PreTrainedModel:
     return build_unbounded(name, sizes, Numbers(config.vocabulary), longest)
 
 
-def _one(
-    config: MqarConfig, name: str, width: int, seed: int, progress: CompareProgress | None
-) -> Remembered:
+def _one(config: MqarConfig, name: str, width: int, seed: int, progress: Progress) -> Remembered:
     settings = asdict(config) | {"model": name, "width": width, "seed": seed}
     for other in ("models", "widths", "pairs", "seeds", "output"):
         settings.pop(other)
     path = config.output / f"{folder_name(name)}-{width}" / f"seed-{seed}"
     folder = RunFolder(path, settings)
 
-    def tell(status: Status) -> None:
-        if progress is not None:
-            progress(f"{name} {width} seed {seed}", status)
-
     def train() -> PreTrainedModel:
         set_seed(seed)
         model = _model(config, name, width)
         folder.create({})
-        _fit(config, model, seed, folder, tell)
+        _fit(config, model, seed, folder, named(progress, f"{name} {width} seed {seed}"))
         return model
 
     return ask(
@@ -302,14 +296,14 @@ def _fit(
     tell: Progress,
 ) -> None:
     """Train the model until it recalls enough, or for all steps."""
-    seen: float | None = None
+    seen: object = None
 
     def look(status: Status) -> None:
         nonlocal seen
         tell(status)
-        if status.held_out_loss == seen:
+        if status.news == seen:
             return
-        seen = status.held_out_loss
+        seen = status.news
         if all(
             accuracy_at(model, config, pairs=pairs, part=HELD_OUT, seed=seed) >= config.enough
             for pairs in config.train_pairs
@@ -368,38 +362,27 @@ def _row(config: MqarConfig, width: int, runs: dict[int, Remembered]) -> Row:
 
 
 def _write(config: MqarConfig, rows: Sequence[Row]) -> None:
-    write_results(config.output, config, rows, markdown(config, rows))
     panels: dict[str, list[Line]] = {}
     for row in rows:
-        line = Line(row.model, row.accuracy, row.spread)
+        spread = None if row.spread is None else list(row.spread.values())
+        line = Line(row.model, list(row.accuracy.items()), spread)
         panels.setdefault(f"width {row.width}", []).append(line)
-    plot_accuracy(
-        config.output / "mqar.png",
+    write_results(
+        config.output,
+        config,
+        rows,
+        markdown(describe(config), table(config, rows)),
         panels,
-        "pairs",
+        name="mqar",
+        title="Pairs recalled at once",
+        sizes="pairs",
         guessing=1 / (config.vocabulary - config.vocabulary // 2),
         trained=max(config.train_pairs),
     )
 
 
-def cells(row: Row) -> list[str]:
-    """A row of the table, as text."""
-    shares = [f"{100 * share:.0f}" for share in row.accuracy.values()]
-    if row.spread is not None:
-        spreads = row.spread.values()
-        shares = [f"{x} ± {100 * spread:.0f}" for x, spread in zip(shares, spreads, strict=True)]
-    return [row.model, str(row.width), f"{row.parameters:,}", *(f"{share} %" for share in shares)]
-
-
-def columns(config: MqarConfig) -> list[str]:
-    """Heads of the table."""
-    counts = (f"{pairs} in {config.length_of(pairs)}" for pairs in config.pairs)
-    return ["model", "width", "parameters", *counts]
-
-
-def markdown(config: MqarConfig, rows: Sequence[Row]) -> str:
-    """The table in Markdown."""
-    table = markdown_table(columns(config), [cells(row) for row in rows])
+def describe(config: MqarConfig) -> str:
+    """The settings in a few lines."""
     seeds = ", ".join(map(str, config.seeds))
     spread = ", mean and standard deviation of" if len(config.seeds) > 1 else ","
     return (
@@ -408,5 +391,19 @@ def markdown(config: MqarConfig, rows: Sequence[Row]) -> str:
         f"head{'s' * (config.n_head > 1)}, a vocabulary of {config.vocabulary:,}; trained with "
         f"{', '.join(map(str, config.train_pairs))} pairs for at most {config.steps} steps of "
         f"{config.batch_tokens} tokens, AdamW {config.learning_rate:g} {config.schedule}{spread} "
-        f"seed{'s' * (len(config.seeds) > 1)} {seeds}.\n\n{table}\n"
+        f"seed{'s' * (len(config.seeds) > 1)} {seeds}."
     )
+
+
+def table(config: MqarConfig, rows: Sequence[Row]) -> Table:
+    """Share of right answers of each model, by pairs."""
+    counts = (f"{pairs} in {config.length_of(pairs)}" for pairs in config.pairs)
+    return Table("", ["model", "width", "parameters", *counts], [_cells(row) for row in rows])
+
+
+def _cells(row: Row) -> list[str]:
+    shares = [f"{100 * share:.0f}" for share in row.accuracy.values()]
+    if row.spread is not None:
+        spreads = row.spread.values()
+        shares = [f"{x} ± {100 * spread:.0f}" for x, spread in zip(shares, spreads, strict=True)]
+    return [row.model, str(row.width), f"{row.parameters:,}", *(f"{share} %" for share in shares)]

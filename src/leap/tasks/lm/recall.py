@@ -23,21 +23,21 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedModel, set_seed
 
 from leap.errors import ConfigError
-from leap.tasks.lm.compare import CompareProgress, folder_name, parse_model
+from leap.reports.plots import Line
+from leap.reports.progress import Progress, named, silent
+from leap.reports.table import Table, markdown
+from leap.tasks.lm.compare import folder_name, parse_model
 from leap.tasks.lm.data import read_corpus
 from leap.tasks.lm.memory import (
     IGNORED,
-    Line,
     Remembered,
     ask,
     build_unbounded,
-    plot_accuracy,
     write_results,
 )
 from leap.tasks.lm.model import SizeConfig
 from leap.tasks.lm.tokenizer import TextTokenizer, make_tokenizer
-from leap.training import Recipe, RunFolder, Status, fit
-from leap.training.table import markdown_table
+from leap.training import Recipe, RunFolder, fit
 
 MARK = 14
 """Byte before a word: a control character, which texts do not have. The words are those after."""
@@ -137,7 +137,7 @@ class Questions(Dataset[dict[str, Tensor]]):
         return {"input_ids": tokens, "labels": tokens, "shift_labels": answer}
 
 
-def recall(config: RecallConfig, progress: CompareProgress | None = None) -> list[Remembered]:
+def recall(config: RecallConfig, progress: Progress = silent) -> list[Remembered]:
     """Train each model, ask it, and write the table; nothing is trained or asked twice."""
     corpus = read_corpus(config.data)
     tokenizer = make_tokenizer("bytes", None, [])
@@ -154,7 +154,7 @@ def _one(
     name: str,
     tokenizer: TextTokenizer,
     filler: dict[str, Tensor],
-    progress: CompareProgress | None,
+    progress: Progress,
 ) -> Remembered:
     settings = asdict(config) | {"model": name}
     for other in ("models", "distances", "output", "device"):
@@ -186,7 +186,7 @@ def _trained(
     tokenizer: TextTokenizer,
     filler: dict[str, Tensor],
     folder: RunFolder,
-    progress: CompareProgress | None,
+    progress: Progress,
 ) -> PreTrainedModel:
     """The model with its training done, which goes on from wherever it was stopped."""
     set_seed(config.seed)
@@ -202,13 +202,8 @@ def _trained(
         for offset, (part, count) in enumerate((("train", 10**6), ("valid", 8 * config.batch)))
     )
     folder.create({"filler": str(len(filler["train"]))})
-
-    def tell(status: Status) -> None:
-        if progress is not None:
-            progress(name, status)
-
     with folder.alone():
-        fit(model, train, valid, config, folder, tell)
+        fit(model, train, valid, config, folder, named(progress, name))
     return model
 
 
@@ -252,35 +247,37 @@ def accuracy_at(
 
 
 def _write(config: RecallConfig, rows: Sequence[Remembered]) -> None:
-    write_results(config.output, config, rows, markdown(config, rows))
-    plot_accuracy(
-        config.output / "recall.png",
-        {"": [Line(row.model, row.accuracy) for row in rows]},
-        "tokens in between",
+    about = (
+        f"Share of {config.questions} questions answered right, by the tokens between a word "
+        f"(one of {config.words}) and the question; {config.n_steps(0)} steps of {config.batch} x "
+        f"{config.length} tokens, seed {config.seed}."
+    )
+    write_results(
+        config.output,
+        config,
+        rows,
+        markdown(about, table(config, rows)),
+        {"": [Line(row.model, list(row.accuracy.items())) for row in rows]},
+        name="recall",
+        title="One word remembered over a filler",
+        sizes="tokens in between",
         guessing=1 / config.words,
         trained=config.length,
     )
 
 
-def cells(row: Remembered) -> list[str]:
-    """A row of the table, as text."""
-    return [
-        row.model,
-        f"{row.parameters:,}",
-        *(f"{100 * share:.0f} %" for share in row.accuracy.values()),
-    ]
-
-
-def columns(config: RecallConfig) -> list[str]:
-    """Heads of the table."""
-    return ["model", "parameters", *(f"{distance:,}" for distance in config.distances)]
-
-
-def markdown(config: RecallConfig, rows: Sequence[Remembered]) -> str:
-    """The table in Markdown."""
-    table = markdown_table(columns(config), [cells(row) for row in rows])
-    return (
-        f"Share of {config.questions} questions answered right, by the tokens between a word "
-        f"(one of {config.words}) and the question; {config.n_steps(0)} steps of {config.batch} x "
-        f"{config.length} tokens, seed {config.seed}.\n\n{table}\n"
+def table(config: RecallConfig, rows: Sequence[Remembered]) -> Table:
+    """Share of right answers of each model, by the tokens in between."""
+    columns = ["model", "parameters", *(f"{distance:,}" for distance in config.distances)]
+    return Table(
+        "",
+        columns,
+        [
+            [
+                row.model,
+                f"{row.parameters:,}",
+                *(f"{100 * share:.0f} %" for share in row.accuracy.values()),
+            ]
+            for row in rows
+        ],
     )

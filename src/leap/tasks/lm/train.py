@@ -12,17 +12,17 @@ from transformers import PreTrainedModel, set_seed
 
 from leap.errors import ConfigError
 from leap.layers.equalise import learned_parts
+from leap.reports.plots import plot_curves
+from leap.reports.progress import Progress, silent
 from leap.tasks.lm.data import Blocks, Corpus, TextRead, read_corpus
 from leap.tasks.lm.evaluate import equalise, score
 from leap.tasks.lm.model import ModelConfig, build_model, check_attention
 from leap.tasks.lm.tokenizer import TextTokenizer, load_tokenizer, make_tokenizer
 from leap.training import (
     Fitted,
-    Progress,
     Recipe,
     RunFolder,
     fit,
-    plot_curves,
     processes,
     quiet,
     whole_batches,
@@ -89,7 +89,7 @@ class Texts:
 
 
 def train(
-    config: TrainConfig, progress: Progress | None = None, read: TextRead | None = None
+    config: TrainConfig, progress: Progress = silent, read: TextRead | None = None
 ) -> dict[str, Any]:
     """Train as the config says, or go on with it, or, if that has been done, tell the results.
 

@@ -21,14 +21,15 @@ from matplotlib.figure import Figure
 from leap.errors import ConfigError
 from leap.layers import LeapformerAttention, LearnedProportion
 from leap.models import LeapformerConfig, LeapformerForSequenceClassification
+from leap.reports.files import write_report
+from leap.reports.plots import Line, Panel, plot
+from leap.reports.progress import Progress, Say, silent
+from leap.reports.table import MIB, Table, csv_table, markdown, optional
 from leap.tasks.files import reading_model
-from leap.tasks.lra.budget import Say
 from leap.tasks.lra.data import TASKS, Collator, load_task
 from leap.tasks.lra.model import encoder_config
 from leap.tasks.lra.runs import Settings, Variant, make_batch
-from leap.tasks.lra.train import PeakBytes, RunProgress, train_variants
-from leap.training.folder import write_whole
-from leap.training.table import csv_table, markdown_table
+from leap.tasks.lra.train import PeakBytes, train_variants
 
 OTHERS = {"fixed": "cosformer", "none": "linear"}
 OWN = "-own"
@@ -85,7 +86,7 @@ class Row:
 
 def ablate(
     config: AblateConfig,
-    progress: RunProgress | None = None,
+    progress: Progress = silent,
     peak_bytes: PeakBytes | None = None,
     say: Say | None = None,
 ) -> list[Row]:
@@ -98,10 +99,12 @@ def ablate(
     for metrics in results:
         by_name.setdefault(metrics["name"], []).append(metrics)
     rows = [_row(config, variant, by_name[variant.name]) for variant in found]
-    folder = config.output / config.task
-    write_whole(folder / "ablation.md", markdown(config, results[0]["steps"], rows))
-    write_whole(folder / "ablation.csv", csv_table([asdict(row) for row in rows]))
-    plot(config, rows).savefig(folder / "ablation.png", dpi=150)
+    files = {
+        "ablation.md": markdown(describe(config, results[0]["steps"]), table(rows)),
+        "ablation.csv": csv_table([asdict(row) for row in rows]),
+        "ablation.png": draw(config, rows),
+    }
+    write_report(config.output / config.task, files)
     return rows
 
 
@@ -220,57 +223,46 @@ COLUMNS = (
 )
 
 
-def cells(row: Row) -> list[str]:
-    """A row of the table, as text."""
+def table(rows: Sequence[Row], title: str = "") -> Table:
+    """What came out. Accuracy is of the test set, in percent."""
+    return Table(title, COLUMNS, [_cells(row) for row in rows])
 
-    def number(value: float | int | None, digits: int = 2) -> str:
-        return "" if value is None else f"{value:,.{digits}f}"
 
+def _cells(row: Row) -> list[str]:
     accuracy = f"{100 * row.accuracy:.2f}"
     return [
         row.name,
-        number(row.hidden, 0),
-        number(row.added, 0),
+        optional(row.hidden, 0),
+        optional(row.added, 0),
         f"{100 * row.share:.2f} %",
         accuracy if row.spread is None else f"{accuracy} ± {100 * row.spread:.2f}",
-        number(row.seconds_per_step),
-        number(row.cpu_seconds_per_step),
-        number(None if row.peak_bytes is None else row.peak_bytes / 2**20, 0),
-        number(row.proportion_spread, 3),
+        optional(row.seconds_per_step, 2),
+        optional(row.cpu_seconds_per_step, 2),
+        optional(None if row.peak_bytes is None else row.peak_bytes / MIB, 0),
+        optional(row.proportion_spread, 3),
     ]
 
 
-def markdown(config: AblateConfig, steps: int, rows: Sequence[Row]) -> str:
-    """The table in Markdown. Accuracy is of the test set, in percent."""
-    recipe = config.recipe(steps, 0)
-    about = (
-        f"{config.task}: {steps} steps of {recipe['batch']} examples, "
+def describe(config: AblateConfig, steps: int) -> str:
+    """What was trained, in a line."""
+    return (
+        f"{config.task}: {steps} steps of {config.recipe(steps, 0)['batch']} examples, "
         f"seeds {', '.join(map(str, config.seeds))}"
     )
-    return f"{about}\n\n{markdown_table(COLUMNS, [cells(row) for row in rows])}\n"
 
 
-def plot(config: AblateConfig, rows: Sequence[Row]) -> Figure:
-    """Accuracy against the size of the nets, and lines for those without."""
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
+def draw(config: AblateConfig, rows: Sequence[Row]) -> Figure:
+    """Accuracy against the size of the nets, and level lines for those without."""
+    lines = []
     for kind, own in (("shared by heads", False), ("each head's own", True)):
         learned = [r for r in rows if r.hidden is not None and r.name.endswith(OWN) == own]
-        if learned:
-            axes.errorbar(
-                [100 * r.share for r in learned],
-                [100 * r.accuracy for r in learned],
-                [100 * (r.spread or 0.0) for r in learned],
-                marker="o",
-                capsize=3,
-                label=f"learned, {kind}",
-            )
-    for row, style in zip((r for r in rows if r.hidden is None), ("--", ":"), strict=False):
-        axes.axhline(100 * row.accuracy, color="#444444", linestyle=style, label=row.name)
-    axes.set_xlabel("parameters of the nets, % of the others without embeddings")
-    axes.set_ylabel("test accuracy, %")
-    axes.set_title(config.task)
-    axes.grid(color="#dddddd", linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    return figure
+        points = [(100 * r.share, 100 * r.accuracy) for r in learned]
+        spread = [100 * (r.spread or 0.0) for r in learned]
+        lines.append(Line(f"learned, {kind}", points, spread if any(spread) else None))
+    panel = Panel(
+        x="parameters of the nets, % of the others without embeddings",
+        y="test accuracy, %",
+        lines=lines,
+        levels={f"{r.name}: {OTHERS[r.name]}": 100 * r.accuracy for r in rows if r.hidden is None},
+    )
+    return plot([panel], f"{config.task}: proportions learned by nets of several sizes")

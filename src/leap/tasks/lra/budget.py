@@ -7,7 +7,7 @@ decides.
 
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from leap.errors import ConfigError, FileError
+from leap.reports.files import read_json, write_json, writing_to
+from leap.reports.progress import Say
 from leap.tasks.lra.data import Collator, TaskDataset, load_task
 from leap.tasks.lra.evaluate import computing
 from leap.tasks.lra.model import paper
@@ -33,10 +35,7 @@ from leap.tasks.lra.runs import (
     some,
 )
 from leap.training import now, processes
-from leap.training.folder import read_json, write_json
 
-Say = Callable[[str], None]
-"""Told what the user should know before the runs begin."""
 MOST_STEPS = 1_000_000
 TIMED_STEPS = 8
 """Steps of each model that are timed, after one that warms up."""
@@ -134,7 +133,7 @@ def _settings(config: Settings) -> dict[str, Any]:
 
 def _create(path: Path, facts: dict[str, Any]) -> None:
     """Write a file, unless another command was faster."""
-    try:
+    with writing_to(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         own = path.with_name(f".{path.name}.{os.getpid()}")
         write_json(own, facts)
@@ -144,10 +143,6 @@ def _create(path: Path, facts: dict[str, Any]) -> None:
             pass
         finally:
             own.unlink()
-    except OSError as error:
-        raise FileError(
-            f"cannot write to {path.parent} ({error.strerror}); give another output folder"
-        ) from error
 
 
 def _as_json(times: dict[str, Times]) -> dict[str, Any]:

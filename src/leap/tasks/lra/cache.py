@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Int, UInt8
 
 from leap.errors import FileError
-from leap.training.folder import read_json, write_json
+from leap.reports.files import read_json, write_json, writing_to
 
 SPLITS = ("train", "valid", "test")
 INFO = "info.json"
@@ -136,7 +136,7 @@ def write(folder: Path, splits: Mapping[str, Examples], facts: Mapping[str, Any]
         facts: for `info.json`, besides the counts, sizes and checksums.
     """
     unfinished = folder.with_name(f".{folder.name}.part")
-    try:
+    with writing_to(folder):
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         for split, examples in splits.items():
@@ -149,10 +149,6 @@ def write(folder: Path, splits: Mapping[str, Examples], facts: Mapping[str, Any]
         write_json(unfinished / INFO, {**facts, "splits": counts, "files": files})
         shutil.rmtree(folder, ignore_errors=True)
         unfinished.rename(folder)
-    except OSError as error:
-        raise FileError(
-            f"cannot write to {folder} ({error.strerror}); give another output folder"
-        ) from error
 
 
 def read_info(folder: Path) -> dict[str, Any]:

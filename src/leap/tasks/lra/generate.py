@@ -12,6 +12,7 @@ from hashlib import blake2b
 
 import numpy as np
 
+from leap.reports.progress import Progress, Status
 from leap.tasks.lra.cache import SPLITS, Examples, Sequences
 
 CHUNK = 500
@@ -35,7 +36,7 @@ class Plan:
     """Whether repeats are dropped, within a split and between them."""
 
 
-def generate(make: Make, plan: Plan, progress: Callable[[int, int], None]) -> dict[str, Examples]:
+def generate(make: Make, plan: Plan, progress: Progress) -> dict[str, Examples]:
     """Draw examples, telling `progress` how many are done of how many.
 
     The test set is drawn first and the training set last, each from seeds of its own, so that one
@@ -57,7 +58,7 @@ def generate(make: Make, plan: Plan, progress: Callable[[int, int], None]) -> di
                 for examples in run(partial(_draw, make), seeds):
                     chunks.append(_take(examples, size - count, seen if plan.distinct else None))
                     count += len(chunks[-1])
-                    progress(before + count, total)
+                    progress(Status(before + count, total))
             made[split] = Examples.join(chunks)
     return {split: made[split] for split in SPLITS}
 

@@ -1,12 +1,13 @@
 """Make the data of the tasks: draw what follows a rule, read what others have collected."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from leap.errors import ConfigError, FileError, check_seed
+from leap.reports.progress import Progress, Status, named, silent
 from leap.tasks.files import data_folder
 from leap.tasks.lra import cache, image, listops, pathfinder, retrieval, text
 from leap.tasks.lra.cache import INFO, SPLITS, Examples
@@ -16,8 +17,6 @@ from leap.tasks.lra.sources import RELEASE, at_hand
 
 TaskName = Literal["listops", "text", "image", "pathfinder", "retrieval", "retrieval-standin"]
 Difficulty = Literal["easy", "intermediate", "hard"]
-Progress = Callable[[str, int, int], None]
-"""Called with the name of a task, how much of it is done, and how much there is to do."""
 
 SIZES = {
     "listops": tuple(listops.SIZES.values()),
@@ -118,12 +117,11 @@ def tasks_at_hand() -> tuple[list[TaskName], dict[TaskName, str]]:
     return here, missing
 
 
-def prepare(config: PrepareConfig, progress: Progress | None = None) -> Iterator[Prepared]:
+def prepare(config: PrepareConfig, progress: Progress = silent) -> Iterator[Prepared]:
     """Make the tasks one by one, and give each when it is ready.
 
     A task appears in its folder whole or not at all, so one that was stopped is begun anew.
     """
-    progress = progress or (lambda name, done, total: None)
     for task in config.task or tasks_at_hand()[0]:
         yield _prepare(config, task, progress)
 
@@ -140,8 +138,9 @@ def _prepare(config: PrepareConfig, task: TaskName, progress: Progress) -> Prepa
         return Prepared(info.name, folder, facts, found=True)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileError(f"{folder} holds something else; give another output folder")
-    progress(info.name, 0, 0)
-    splits = _make(config, task, info, source, partial(progress, info.name))
+    progress = named(progress, info.name)
+    progress(Status(0, 0))
+    splits = _make(config, task, info, source, progress)
     cache.write(folder, splits, {"task": vars(info), "settings": settings})
     return Prepared(info.name, folder, cache.read_info(folder), found=False)
 
@@ -151,7 +150,7 @@ def _make(
     task: TaskName,
     info: TaskInfo,
     source: Path | None,
-    progress: Callable[[int, int], None],
+    progress: Progress,
 ) -> dict[str, Examples]:
     length = info.max_length
     match task:

@@ -10,23 +10,21 @@ Throughput is in examples a second: on a CPU of its own time, summed over all co
 out what other programs took, the mean of all steps; elsewhere of wall time, by the median step.
 """
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, geometric_mean, median, stdev
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from leap.errors import FileError
+from leap.reports.files import read_json, write_report
+from leap.reports.plots import Line, Panel, plot
+from leap.reports.table import MIB, Table, csv_table, markdown
 from leap.tasks.lra.model import PAPER
 from leap.tasks.lra.runs import RESULTS, RUNS
-from leap.training.curve import COLOURS
-from leap.training.folder import read_json, read_results, write_whole
-from leap.training.table import csv_table, markdown_table
+from leap.training.folder import read_results
 
 ALIKE = (
     "steps",
@@ -52,7 +50,6 @@ ALIKE = (
 the digest of their data."""
 BASELINE = "softmax"
 AVERAGE = "average"
-MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -100,16 +97,13 @@ def report(config: ReportConfig) -> list[Row]:
     """Read the runs, and write the table and the picture."""
     rows = compare(read_runs(config.runs))
     rows += average(rows)
-    folder = config.output or config.runs
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / "report.md", markdown(rows))
-        write_whole(folder / "report.csv", csv_table([asdict(row) for row in rows]))
-        plot(rows).savefig(folder / "report.png", dpi=150)
-    except OSError as error:
-        raise FileError(
-            f"cannot write to {folder} ({error.strerror}); give another output folder"
-        ) from error
+    text = "Accuracy on the test set, in percent; its gain, and in brackets ratios, over softmax."
+    files = {
+        "report.md": markdown(text, *not_alike(rows), *tables(rows)),
+        "report.csv": csv_table([asdict(row) for row in rows]),
+        "report.png": draw(rows),
+    }
+    write_report(config.output or config.runs, files)
     return rows
 
 
@@ -307,64 +301,41 @@ def _digits(x: float) -> str:
     return f"{x:,.0f}" if x >= 100 else f"{x:.3g}"
 
 
-def by_task(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """The rows of each table by its title: those of a task that are alike, the average last."""
-    tables: dict[str, list[Row]] = {}
+def tables(rows: Sequence[Row]) -> list[Table]:
+    """A table for each task, of the rows that are alike, the average last."""
+    by_title = _by_title(rows)
+    return [Table(title, COLUMNS, [cells(row) for row in own]) for title, own in by_title.items()]
+
+
+def _by_title(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
     for row in rows:
-        tables.setdefault(": ".join(filter(None, _table(row))), []).append(row)
-    return tables
+        found.setdefault(": ".join(filter(None, _table(row))), []).append(row)
+    return found
 
 
-def markdown(rows: Sequence[Row]) -> str:
-    """A table for each task. Accuracy is of the test set, in percent."""
-    parts = [
-        "Accuracy on the test set, in percent; its gain, and in brackets ratios, over softmax."
-    ]
-    parts += not_alike(rows)
-    for title, own in by_task(rows).items():
-        parts += [f"**{title}**", markdown_table(COLUMNS, [cells(row) for row in own])]
-    return "\n\n".join(parts) + "\n"
-
-
-def plot(rows: Sequence[Row]) -> Figure:
+def draw(rows: Sequence[Row]) -> Figure:
     """Accuracy against training throughput for each table, the area of a dot being memory."""
-    tables = by_task(rows)
-    n_columns = min(3, len(tables))
-    n_rows = math.ceil(len(tables) / n_columns)
-    figure = Figure(figsize=(6 * n_columns, 5 * n_rows), layout="constrained")
-    panels = list(figure.subplots(n_rows, n_columns, squeeze=False).flat)
-    names = sorted({row.name for row in rows}, key=lambda name: (name != BASELINE, name))
-    colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
-    for panel, (title, own) in zip(panels, tables.items(), strict=False):
-        _draw(panel, title, own, colours)
-    for panel in panels[len(tables) :]:
-        panel.set_axis_off()
-    figure.suptitle("Accuracy against training throughput; area of a dot: peak memory", fontsize=11)
-    return figure
-
-
-def _draw(panel: Axes, title: str, rows: Sequence[Row], colours: dict[str, str]) -> None:
-    relative = all(row.train_speed is not None for row in rows)
-    sizes = [row.memory_share if relative else row.peak_bytes for row in rows]
-    largest = max((size for size in sizes if size is not None), default=1.0)
-    for row, size in zip(rows, sizes, strict=True):
-        x = row.train_speed if relative else row.train_rate
-        if x is None:
-            continue
-        y = 100 * row.accuracy
-        area = 60 if size is None else max(900 * size / largest, 8)
-        panel.scatter(x, y, s=area, color=colours[row.name], alpha=0.6)
-        above = (0, 3 + math.sqrt(area) / 2)
-        panel.annotate(row.name, (x, y), above, textcoords="offset points", fontsize=8, ha="center")
-    panel.set_xscale("log")
-    panel.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    panel.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-    panel.xaxis.set_minor_locator(NullLocator())
-    panel.set_title(title, wrap=True)
-    panel.set_xlabel(
-        "training throughput, times softmax" if relative else "training throughput, examples/s"
-    )
-    panel.set_ylabel("test accuracy, %")
-    panel.grid(color="#dddddd", linewidth=0.6)
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.margins(0.18)
+    panels = []
+    for title, own in _by_title(rows).items():
+        relative = all(row.train_speed is not None for row in own)
+        sizes = [row.memory_share if relative else row.peak_bytes for row in own]
+        largest = max((size for size in sizes if size is not None), default=1.0)
+        lines = []
+        for row, size in zip(own, sizes, strict=True):
+            x = row.train_speed if relative else row.train_rate
+            area = 60 if size is None else max(900 * size / largest, 8)
+            if x is not None:
+                lines.append(Line(row.name, [(x, 100 * row.accuracy)], names=[row.name], area=area))
+        unit = "times softmax" if relative else "examples/s"
+        panels.append(
+            Panel(
+                x=f"training throughput, {unit}",
+                y="test accuracy, %",
+                lines=lines,
+                title=title,
+                x_scale="log",
+            )
+        )
+    title = "Accuracy against training throughput; area of a dot: peak memory"
+    return plot(panels, title, n_columns=3)

@@ -16,11 +16,11 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 from leap.errors import ConfigError, FileError
 from leap.models import LeapformerForSequenceClassification
 from leap.models.config import Pooling
+from leap.reports.files import read_json
 from leap.tasks.lra.cache import SPLITS
 from leap.tasks.lra.data import DATA, TASKS, Collator, TaskDataset, load_task
 from leap.tasks.lra.model import EPSILON, encoder_config, paper
 from leap.training import DeviceName, Recipe
-from leap.training.folder import read_json
 
 RUNS = Path("runs/lra")
 RESULTS = {

@@ -18,7 +18,9 @@ from transformers import set_seed
 
 from leap.errors import ConfigError
 from leap.models import LeapformerForSequenceClassification, usable_as
-from leap.tasks.lra.budget import Say, find_steps
+from leap.reports.plots import plot_curves
+from leap.reports.progress import Progress, Say, named, silent
+from leap.tasks.lra.budget import find_steps
 from leap.tasks.lra.data import Collator, TaskDataset, load_task
 from leap.tasks.lra.evaluate import ACCURACY, computing, score
 from leap.tasks.lra.runs import (
@@ -37,9 +39,7 @@ from leap.tasks.lra.runs import (
 from leap.tasks.mechanism import parse_short_form
 from leap.training import (
     RunFolder,
-    Status,
     fit,
-    plot_curves,
     processes,
     quiet,
 )
@@ -47,8 +47,6 @@ from leap.training.folder import read_results
 
 ALL_RESULTS = {**RESULTS, "seed": int, "history": [{"step": int}]}
 """What is read of metrics.json, for reports and to draw the learning curves."""
-RunProgress = Callable[[str, Status], None]
-"""Told the name of a run, and how far it is."""
 PeakBytes = Callable[[Callable[[], object], torch.device], int]
 """Measures the most memory that a call holds at once."""
 
@@ -90,7 +88,7 @@ class TrainConfig(Settings):
 
 def train(
     config: TrainConfig,
-    progress: RunProgress | None = None,
+    progress: Progress = silent,
     peak_bytes: PeakBytes | None = None,
     say: Say | None = None,
 ) -> list[dict[str, Any]]:
@@ -112,7 +110,7 @@ def train(
 def train_variants(
     config: Settings,
     variants: Sequence[Variant],
-    progress: RunProgress | None = None,
+    progress: Progress = silent,
     peak_bytes: PeakBytes | None = None,
     say: Say | None = None,
 ) -> list[dict[str, Any]]:
@@ -125,13 +123,7 @@ def train_variants(
     steps = find_steps(config, variants, say)
     results = []
     for run in run_configs(config, variants, steps):
-        label = f"{run.name} seed {run.seed}"
-
-        def tell(status: Status, label: str = label) -> None:
-            if progress is not None:
-                progress(label, status)
-
-        metrics = train_run(run, tell, peak_bytes)
+        metrics = train_run(run, named(progress, f"{run.name} seed {run.seed}"), peak_bytes)
         if not metrics:
             continue  # Not the first of several processes.
         results.append(metrics)
@@ -148,12 +140,12 @@ def _draw_all(folder: Path) -> None:
     batches = " or ".join(map(str, sorted({run["batch"] for run in runs})))
     title = f"{folder.name}: steps of {batches} examples"
     path = folder / "curves.png"
-    plot_curves(histories, path, title, unit="nats an example", measure=ACCURACY.name)
+    plot_curves(histories, path, title, unit="nats per example", measure=ACCURACY.name)
 
 
 def train_run(
     run: RunConfig,
-    progress: Callable[[Status], None] | None = None,
+    progress: Progress = silent,
     peak_bytes: PeakBytes | None = None,
 ) -> dict[str, Any]:
     """One run, or what it left behind if it is done."""
@@ -180,7 +172,7 @@ def _fit(
     folder: RunFolder,
     data: dict[str, TaskDataset],
     model: LeapformerForSequenceClassification,
-    progress: Callable[[Status], None] | None,
+    progress: Progress,
     peak_bytes: PeakBytes | None,
 ) -> dict[str, Any]:
     """Train the model, test it, and write it with the results."""
@@ -212,7 +204,7 @@ def _fit(
         {run.name: fitted.history},
         folder.path / "curve.png",
         title,
-        unit="nats an example",
+        unit="nats per example",
         measure=ACCURACY.name,
     )
     metrics = {
