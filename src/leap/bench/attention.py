@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from leap.bench.measure import Call
-from leap.bench.mechanisms import Mechanism, check_definition, make_inputs, mechanisms
+from leap.bench.mechanisms import check_definition, make_inputs, mechanisms
 from leap.bench.run import (
     Measured,
     Report,
@@ -24,6 +24,7 @@ from leap.bench.run import (
     report_on,
 )
 from leap.errors import ConfigError
+from leap.layers.definitions import Definition
 from leap.reports.progress import Progress, silent
 
 Passes = Literal["forward", "forward+backward"]
@@ -65,7 +66,7 @@ class BenchConfig(TurnsConfig):
             raise ConfigError("nothing to measure: give at least one length and one mechanism")
         self.chosen_mechanisms()
 
-    def chosen_mechanisms(self) -> list[Mechanism]:
+    def chosen_mechanisms(self) -> list[Definition]:
         """The mechanisms asked for and the baselines they are compared with."""
         known = {mechanism.name: mechanism for mechanism in mechanisms(self.windows)}
         wanted = tuple(known) if self.mechanisms == ("all",) else self.mechanisms
@@ -114,7 +115,7 @@ def _results(config: BenchConfig, progress: Progress) -> Iterator[Result]:
 
 def _measure_together(
     config: BenchConfig,
-    chosen: list[Mechanism],
+    chosen: list[Definition],
     length: int,
     passes: Passes,
     inputs: dict[str, Tensor],
@@ -133,7 +134,7 @@ def _measure_together(
         )
 
 
-def _call(mechanism: Mechanism, passes: Passes, inputs: dict[str, Tensor]) -> Call:
+def _call(mechanism: Definition, passes: Passes, inputs: dict[str, Tensor]) -> Call:
     arguments = [inputs[name] for name in mechanism.arguments]
     if passes == "forward":
         return partial(_forward, mechanism, arguments)
@@ -141,12 +142,12 @@ def _call(mechanism: Mechanism, passes: Passes, inputs: dict[str, Tensor]) -> Ca
     return partial(_forward_backward, mechanism, arguments, inputs["upstream"])
 
 
-def _forward(mechanism: Mechanism, arguments: list[Tensor]) -> None:
+def _forward(mechanism: Definition, arguments: list[Tensor]) -> None:
     with torch.no_grad():
         mechanism.attend(*arguments)
 
 
-def _forward_backward(mechanism: Mechanism, arguments: list[Tensor], upstream: Tensor) -> None:
+def _forward_backward(mechanism: Definition, arguments: list[Tensor], upstream: Tensor) -> None:
     torch.autograd.grad(mechanism.attend(*arguments), arguments, upstream)
 
 

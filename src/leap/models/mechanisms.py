@@ -1,4 +1,4 @@
-"""The one list of attentions that a model's config can name.
+"""The one list of attentions: those a model's config can name, and what is measured of each.
 
 Adding one is an entry in `ATTENTIONS`, and for an encoder's a file in `leap.layers.efficient` with
 an entry there. What a mechanism has of its own, beyond the fields of the config, it takes from
@@ -18,6 +18,7 @@ from leap.layers import (
     SoftmaxAttention,
 )
 from leap.layers.attention import Form
+from leap.layers.definitions import COSFORMER, LEAP, LEAPFORMER, LINEAR, SOFTMAX, Definition
 from leap.layers.efficient import EFFICIENT
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class Mechanism:
     """Whether it can fade with distance at a fixed rate."""
     layer_type: str = "linear_attention"
     """What Hugging Face calls a layer of this kind."""
+    definitions: tuple[Definition, ...] = ()
+    """What it computes between its projections, for those that are measured by themselves."""
 
 
 def build_attention(config: "LeapformerConfig", layer: int, form: Form) -> Attention:
@@ -165,9 +168,9 @@ def _common(config: "LeapformerConfig") -> dict[str, Any]:
 
 
 ATTENTIONS: dict[str, Mechanism] = {
-    "leapformer": Mechanism(_leapformer),
-    "cosformer": Mechanism(_cosformer),
-    "linear": Mechanism(_linear()),
+    "leapformer": Mechanism(_leapformer, definitions=LEAPFORMER),
+    "cosformer": Mechanism(_cosformer, definitions=COSFORMER),
+    "linear": Mechanism(_linear(), definitions=LINEAR),
     "elu-linear": Mechanism(_linear(feature="elu_plus_one")),
     "square": Mechanism(_linear(feature="square")),
     "cubic": Mechanism(_linear(feature="cubic")),
@@ -176,11 +179,11 @@ ATTENTIONS: dict[str, Mechanism] = {
     "neg-sinh": Mechanism(_linear(feature="neg_sinh")),
     # As in RoFormer, equation 19; LeaPformer's authors turn half of a head, and scale queries down.
     "rope-linear": Mechanism(_linear(feature="elu_plus_one", rotary=True)),
-    "leap": Mechanism(_leap, forms=("causal", "bidirectional"), rotary=False),
+    "leap": Mechanism(_leap, forms=("causal", "bidirectional"), rotary=False, definitions=LEAP),
     # It learns how fast to forget.
     "gated-delta": Mechanism(_gated_delta, forms=("causal",), rotary=False, alibi=False),
     **{name: _encoder(kind) for name, kind in EFFICIENT.items()},
-    "softmax": Mechanism(_softmax, layer_type="full_attention"),
+    "softmax": Mechanism(_softmax, layer_type="full_attention", definitions=SOFTMAX),
 }
 """Every mechanism by its name in `LeapformerConfig.attention`."""
 

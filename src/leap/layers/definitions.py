@@ -1,0 +1,154 @@
+"""What attentions compute between their projections: by definition, and as it is fast.
+
+Every one of them is a weighted mean of values under some non-negative scores a_ij,
+
+    o_i = sum_j a_ij v_j  /  sum_j a_ij        over the tokens j that token i sees
+
+so a definition is its scores, in the open, next to the fast call that must agree with them. The
+list of attentions, `leap.models.mechanisms.ATTENTIONS`, says which attention has which.
+
+Axes: b batch, h heads, t tokens, d width of a head.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import relu, scaled_dot_product_attention
+
+from leap.ops import (
+    additive_attention,
+    causal_linear_attention,
+    causal_proportional_attention,
+    linear_attention,
+)
+from leap.ops.features import positional, proportional
+
+
+@dataclass(frozen=True, kw_only=True)
+class Definition:
+    """An attention, from projected inputs to attended values, feature maps included."""
+
+    name: str
+    arguments: tuple[str, ...] = ("q", "k", "v")
+    """What `attend` takes: queries, keys, proportions of both `p` and `s`, `focus`, `gate`; the
+    values `v` last."""
+    scores: Callable[..., Tensor]
+    """The definition: a_ij of the other arguments, broadcasting to `[b, h, t, t]`."""
+    attend: Callable[..., Tensor]
+    """The fast version; with a window, if it can have one, as a keyword."""
+    causal: bool = True
+    can_have_window: bool = False
+    window: int | None = None
+    """How many tokens, the last being itself, a token sees; None for no limit."""
+
+    @property
+    def baseline(self) -> str:
+        """Name of the softmax attention to compare with: the one that sees as far ahead."""
+        return "softmax" if self.causal else "softmax-bidirectional"
+
+    def define(self, *arguments: Tensor) -> Tensor:
+        """The definition in O(t^2), for the arguments of `attend`."""
+        *scored, v = arguments
+        t = v.shape[2]
+        ago = torch.arange(t)[:, None] - torch.arange(t)
+        seen = ago < (self.window or t)
+        if self.causal:
+            seen &= ago >= 0
+        a = self.scores(*scored) * seen
+        return a @ v / a.sum(-1, keepdim=True).clamp_min(1e-6)
+
+
+def softmax_scores(q: Tensor, k: Tensor) -> Tensor:
+    """exp(q_i . k_j / sqrt(d))."""
+    return (q @ k.mT / math.sqrt(q.shape[-1])).exp()
+
+
+def linear_scores(q: Tensor, k: Tensor) -> Tensor:
+    """relu(q_i) . relu(k_j)."""
+    return relu(q) @ relu(k).mT
+
+
+def gated_scores(q: Tensor, k: Tensor, gate: Tensor) -> Tensor:
+    """relu(q_i) . relu(k_j) exp(gate_{j+1} + ... + gate_i)."""
+    total = gate.cumsum(-1)
+    # Above the diagonal the difference is positive, and not wanted.
+    return linear_scores(q, k) * (total[..., :, None] - total[..., None, :]).clamp(max=0).exp()
+
+
+def leapformer_scores(q: Tensor, k: Tensor, p: Tensor, s: Tensor) -> Tensor:
+    """relu(q_i) . relu(k_j) cos(pi/2 (p_i - s_j))."""
+    return linear_scores(q, k) * torch.cos(math.pi / 2 * (p[..., :, None] - s[..., None, :]))
+
+
+def cosformer_scores(q: Tensor, k: Tensor) -> Tensor:
+    """relu(q_i) . relu(k_j) cos(pi/2 (i - j) / t)."""
+    place = torch.arange(q.shape[2], dtype=q.dtype) / q.shape[2]
+    return leapformer_scores(q, k, place, place)
+
+
+def leap_scores(focus: Tensor) -> Tensor:
+    """exp(focus_j)."""
+    return focus.exp()[..., None, :]
+
+
+def _cosformer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k = (positional(relu(x), x.shape[2]) for x in (q, k))
+    return causal_linear_attention(q, k, v)[0]
+
+
+SOFTMAX = (
+    Definition(
+        name="softmax",
+        scores=softmax_scores,
+        attend=lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True),
+    ),
+    Definition(
+        name="softmax-bidirectional",
+        scores=softmax_scores,
+        attend=scaled_dot_product_attention,
+        causal=False,
+    ),
+)
+LEAPFORMER = (
+    Definition(
+        name="leapformer",
+        arguments=("q", "k", "p", "s", "v"),
+        scores=leapformer_scores,
+        attend=lambda q, k, p, s, v: causal_proportional_attention(relu(q), relu(k), v, p, s)[0],
+    ),
+    Definition(
+        name="leapformer-bidirectional",
+        arguments=("q", "k", "p", "s", "v"),
+        scores=leapformer_scores,
+        attend=lambda q, k, p, s, v: linear_attention(
+            proportional(relu(q), p), proportional(relu(k), s), v
+        ),
+        causal=False,
+    ),
+)
+COSFORMER = (Definition(name="cosformer", scores=cosformer_scores, attend=_cosformer),)
+LINEAR = (
+    Definition(
+        name="linear",
+        scores=linear_scores,
+        attend=lambda q, k, v: causal_linear_attention(relu(q), relu(k), v)[0],
+    ),
+    Definition(
+        name="linear-gated",
+        arguments=("q", "k", "gate", "v"),
+        scores=gated_scores,
+        attend=lambda q, k, gate, v: causal_linear_attention(relu(q), relu(k), v, log_gate=gate)[0],
+    ),
+)
+LEAP = (
+    Definition(
+        name="leap",
+        arguments=("focus", "v"),
+        scores=leap_scores,
+        attend=lambda focus, v, window=None: additive_attention(focus, v, window=window)[0],
+        can_have_window=True,
+    ),
+)
