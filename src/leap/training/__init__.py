@@ -1,4 +1,4 @@
-"""Set-up of `transformers.Trainer`: the recipe and the run folder.
+"""Set-up of `transformers.Trainer`: the recipe, the run folder, the run.
 
 There is no training loop here. What is trained, and on what, is the tasks' affair.
 """
@@ -16,18 +16,23 @@ from leap.training.fit import (
 )
 from leap.training.folder import RunFolder
 from leap.training.recipe import DeviceName, Recipe
+from leap.training.run import PeakBytes, Work, save_weights, train_run
 
 __all__ = [
     "DeviceName",
     "Fitted",
     "Measure",
+    "PeakBytes",
     "Progress",
     "Recipe",
     "RunFolder",
+    "Work",
     "fit",
     "now",
     "plot_curves",
     "processes",
     "quiet",
+    "save_weights",
+    "train_run",
     "whole_batches",
 ]

@@ -10,7 +10,7 @@ A model that is done is not trained again, so others can be added later.
 
 import math
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from hashlib import sha256
 from pathlib import Path
@@ -36,10 +36,7 @@ from leap.tasks.lm.model import (
 from leap.tasks.lm.tokenizer import make_tokenizer
 from leap.tasks.lm.train import TextConfig, TrainConfig, prepare, run_folder, train
 from leap.tasks.mechanism import OPTIONS, parse_option
-from leap.training import Recipe, RunFolder, processes
-
-PeakBytes = Callable[[Callable[[], object], torch.device], int]
-"""Measures the most memory that a call holds at once."""
+from leap.training import PeakBytes, Recipe, RunFolder, processes
 
 POSITIONS: tuple[str, ...] = get_args(PositionEmbedding)
 

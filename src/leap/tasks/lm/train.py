@@ -1,6 +1,5 @@
 """Training: from a text to a run folder with a model, its results and its learning curve."""
 
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -8,11 +7,10 @@ from typing import Any
 
 from torch import Tensor
 from torch.utils.data import Subset
-from transformers import PreTrainedModel, set_seed
+from transformers import PreTrainedModel
 
 from leap.errors import ConfigError
 from leap.layers.equalise import learned_parts
-from leap.reports.plots import plot_curves
 from leap.reports.progress import Progress, silent
 from leap.tasks.lm.data import Blocks, Corpus, TextRead, read_corpus
 from leap.tasks.lm.evaluate import equalise, score
@@ -22,9 +20,10 @@ from leap.training import (
     Fitted,
     Recipe,
     RunFolder,
-    fit,
+    Work,
     processes,
-    quiet,
+    save_weights,
+    train_run,
     whole_batches,
 )
 
@@ -99,62 +98,50 @@ def train(
         The results, as metrics.json has them.
     """
     folder = run_folder(config)
-    finished = folder.metrics(RESULTS)
-    # The first process alone trains the tokenizer and makes the folder; the others find them.
-    group = processes(config.device)
-    with group.main_process_first():
+
+    def work() -> Work:
         texts = prepare(config, folder)
-        digest = {"text": _digest(texts.train, texts.valid)}
-        if read is not None and group.is_main_process:
+        if read is not None and processes(config.device).is_main_process:
             read(texts.corpus)
-        if finished is not None:
-            folder.create(digest)  # Refuses another text.
-            return finished if group.is_main_process else {}
-        set_seed(config.seed)
-        model = build_model(config, texts.tokenizer, config.length)
-        train_blocks = Blocks(texts.train, config.length, f"the text of {texts.corpus.name}")
-        valid_blocks = _held_out(texts.valid, config)
-        folder.create(digest)
-        if not (folder.path / "tokenizer").exists():
-            folder.write_folder("tokenizer", texts.tokenizer.save)
+        return _work(config, texts)
 
-    with folder.alone() if group.is_main_process else nullcontext():
-        fitted = fit(model, train_blocks, valid_blocks, config, folder, progress)
-        if not group.is_main_process:
-            return {}
-        return _finish(config, folder, texts, model, fitted)
+    return train_run(folder, RESULTS, config, work, progress)
 
 
-def _finish(
-    config: TrainConfig, folder: RunFolder, texts: Texts, model: PreTrainedModel, fitted: Fitted
-) -> dict[str, Any]:
-    """Measure the model, and write it with the results."""
-    documents = list(texts.corpus.test)
-    test = score(model, texts.tokenizer, documents, length=config.length)
-    without = {}
-    for part in learned_parts(model):
-        with equalise(model, texts.tokenizer, list(texts.corpus.valid), part):
-            held = score(model, texts.tokenizer, documents, length=config.length)
-        without[part] = held.perplexity
+def _work(config: TrainConfig, texts: Texts) -> Work:
+    def results(model: PreTrainedModel, fitted: Fitted) -> dict[str, Any]:
+        documents = list(texts.corpus.test)
+        test = score(model, texts.tokenizer, documents, length=config.length)
+        without = {}
+        for part in learned_parts(model):
+            with equalise(model, texts.tokenizer, list(texts.corpus.valid), part):
+                held = score(model, texts.tokenizer, documents, length=config.length)
+            without[part] = held.perplexity
+        return {
+            **asdict(fitted),
+            "parameters": model.num_parameters(),
+            "train_tokens": len(texts.train),
+            "tokens_seen": fitted.steps * config.batch * config.length,
+            "test": test.to_json(),
+            "equalised": without,  # Test perplexity with a learned part held at its mean.
+        }
 
-    def write_model(path: Path) -> None:
-        with quiet():
-            model.save_pretrained(str(path))
+    def save(model: PreTrainedModel, path: Path) -> None:
+        save_weights(model, path)
         texts.tokenizer.save(path)
 
-    folder.write_folder("model", write_model)
-    plot_curves({config.attention: fitted.history}, folder.path / "curve.png", texts.corpus.name)
-    metrics = {
-        **asdict(fitted),
-        "parameters": model.num_parameters(),
-        "train_tokens": len(texts.train),
-        "tokens_seen": fitted.steps * config.batch * config.length,
-        "test": test.to_json(),
-        "equalised": without,  # Test perplexity with a learned part held at its mean.
-    }
-    metrics["history"] = metrics.pop("history")  # Long, so last.
-    folder.write_metrics(metrics)
-    return metrics
+    return Work(
+        name=config.attention,
+        title=texts.corpus.name,
+        digests={"text": _digest(texts.train, texts.valid)},
+        build=lambda: build_model(config, texts.tokenizer, config.length),
+        train=Blocks(texts.train, config.length, f"the text of {texts.corpus.name}"),
+        held_out=_held_out(texts.valid, config),
+        recipe=config,
+        results=results,
+        save=save,
+        folders={"tokenizer": texts.tokenizer.save},
+    )
 
 
 def run_folder(config: TrainConfig) -> RunFolder:

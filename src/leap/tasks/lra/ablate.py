@@ -29,7 +29,8 @@ from leap.tasks.files import reading_model
 from leap.tasks.lra.data import TASKS, Collator, load_task
 from leap.tasks.lra.model import encoder_config
 from leap.tasks.lra.runs import Settings, Variant, make_batch
-from leap.tasks.lra.train import PeakBytes, train_variants
+from leap.tasks.lra.train import train_variants
+from leap.training import PeakBytes
 
 OTHERS = {"fixed": "cosformer", "none": "linear"}
 OWN = "-own"

@@ -7,14 +7,12 @@
 The validation set chooses the checkpoint; the test set is looked at once, when that is done.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import set_seed
 
 from leap.errors import ConfigError
 from leap.models import LeapformerForSequenceClassification, usable_as
@@ -37,18 +35,12 @@ from leap.tasks.lra.runs import (
     started_from,
 )
 from leap.tasks.mechanism import parse_short_form
-from leap.training import (
-    RunFolder,
-    fit,
-    processes,
-    quiet,
-)
+from leap.training import Fitted, PeakBytes, RunFolder, Work, train_run
 from leap.training.folder import read_results
 
+UNIT = "nats per example"
 ALL_RESULTS = {**RESULTS, "seed": int, "history": [{"step": int}]}
 """What is read of metrics.json, for reports and to draw the learning curves."""
-PeakBytes = Callable[[Callable[[], object], torch.device], int]
-"""Measures the most memory that a call holds at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +115,7 @@ def train_variants(
     steps = find_steps(config, variants, say)
     results = []
     for run in run_configs(config, variants, steps):
-        metrics = train_run(run, named(progress, f"{run.name} seed {run.seed}"), peak_bytes)
+        metrics = train_one(run, named(progress, f"{run.name} seed {run.seed}"), peak_bytes)
         if not metrics:
             continue  # Not the first of several processes.
         results.append(metrics)
@@ -140,13 +132,11 @@ def _draw_all(folder: Path) -> None:
     batches = " or ".join(map(str, sorted({run["batch"] for run in runs})))
     title = f"{folder.name}: steps of {batches} examples"
     path = folder / "curves.png"
-    plot_curves(histories, path, title, unit="nats per example", measure=ACCURACY.name)
+    plot_curves(histories, path, title, unit=UNIT, measure=ACCURACY.name)
 
 
-def train_run(
-    run: RunConfig,
-    progress: Progress = silent,
-    peak_bytes: PeakBytes | None = None,
+def train_one(
+    run: RunConfig, progress: Progress = silent, peak_bytes: PeakBytes | None = None
 ) -> dict[str, Any]:
     """One run, or what it left behind if it is done."""
     settings = asdict(run)
@@ -154,78 +144,49 @@ def train_run(
         settings.pop(name)
     settings["start"] = started_from(run)
     folder = RunFolder(run.output, settings, run.extends)
-    group = processes(run.device)
-    with group.main_process_first():
-        data = open_splits(run)
-        set_seed(run.seed)
-        model = build_model(run, data["train"])
-        folder.create({"data": digest(data["train"])})
-    finished = folder.metrics(ALL_RESULTS)
-    if finished is not None:
-        return finished if group.is_main_process else {}
-    with folder.alone() if group.is_main_process else nullcontext():
-        return _fit(run, folder, data, model, progress, peak_bytes)
+    return train_run(folder, ALL_RESULTS, run, lambda: _work(run, peak_bytes), progress)
 
 
-def _fit(
-    run: RunConfig,
-    folder: RunFolder,
-    data: dict[str, TaskDataset],
-    model: LeapformerForSequenceClassification,
-    progress: Progress,
-    peak_bytes: PeakBytes | None,
-) -> dict[str, Any]:
-    """Train the model, test it, and write it with the results."""
+def _work(run: RunConfig, peak_bytes: PeakBytes | None) -> Work:
+    data = open_splits(run)
     collate = Collator(data["train"].info)
-    valid = some(data["valid"], run.valid_examples)
-    fitted = fit(
-        model,
-        data["train"],
-        valid,
-        run,
-        folder,
-        progress,
-        collate=collate,
+
+    def results(model: LeapformerForSequenceClassification, fitted: Fitted) -> dict[str, Any]:
+        tests = some(data["test"], run.test_examples)
+        test = score(model, tests, collate, run.at_once, bf16=run.bf16)
+        return {
+            "task": run.task,
+            "name": run.name,
+            "attention": run.attention,
+            "seed": run.seed,
+            "accuracy": test.accuracy,
+            "loss": test.loss,
+            "test": asdict(test),
+            "parameters": model.num_parameters(),
+            "peak_bytes": _step_bytes(model, data["train"], collate, run, peak_bytes),
+            "batch": run.batch,
+            "start": started_from(run),
+            "device": model.device.type,
+            "threads": torch.get_num_threads(),
+            **asdict(fitted),
+        }
+
+    return Work(
+        name=run.name,
+        title=f"{run.task}, {run.name}, seed {run.seed}",
+        digests={"data": digest(data["train"])},
+        build=lambda: build_model(run, data["train"]),
+        train=data["train"],
+        held_out=some(data["valid"], run.valid_examples),
+        recipe=run,
+        results=results,
+        unit=UNIT,
         measure=ACCURACY,
-        lengths=data["train"].lengths if run.group_by_length else None,
+        options={
+            "collate": collate,
+            "lengths": data["train"].lengths if run.group_by_length else None,
+        },
     )
-    if not processes(run.device).is_main_process:
-        return {}
-    test = score(model, some(data["test"], run.test_examples), collate, run.at_once, bf16=run.bf16)
-    memory = _step_bytes(model, data["train"], collate, run, peak_bytes)
-
-    def write_model(path: Path) -> None:
-        with quiet():
-            model.save_pretrained(str(path))
-
-    folder.write_folder("model", write_model)
-    title = f"{run.task}, {run.name}, seed {run.seed}"
-    plot_curves(
-        {run.name: fitted.history},
-        folder.path / "curve.png",
-        title,
-        unit="nats per example",
-        measure=ACCURACY.name,
-    )
-    metrics = {
-        "task": run.task,
-        "name": run.name,
-        "attention": run.attention,
-        "seed": run.seed,
-        "accuracy": test.accuracy,
-        "loss": test.loss,
-        "test": asdict(test),
-        "parameters": model.num_parameters(),
-        "peak_bytes": memory,
-        "batch": run.batch,
-        "start": started_from(run),
-        "device": model.device.type,
-        "threads": torch.get_num_threads(),
-        **asdict(fitted),
-    }
-    metrics["history"] = metrics.pop("history")  # Long, so last.
-    folder.write_metrics(metrics)
-    return metrics
 
 
 def _step_bytes(
