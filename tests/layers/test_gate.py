@@ -24,8 +24,8 @@ def memories(gate):
 
 
 @pytest.mark.parametrize("n_channel", [None, 2])
-def test_fresh_heads_remember_from_16_to_2048_tokens_in_equal_ratios(n_channel):
-    expected = torch.tensor([16.0, 16 * 128**0.5, 2048.0]).repeat_interleave(n_channel or 1)
+def test_fresh_heads_remember_from_4_to_1024_tokens_in_equal_ratios(n_channel):
+    expected = torch.tensor([4.0, 64.0, 1024.0]).repeat_interleave(n_channel or 1)
     assert_close(memories(ForgetGate(12, 3, n_channel)), expected, rtol=1e-3, atol=0)
     alone = torch.full((n_channel or 1,), 256.0)
     assert_close(memories(ForgetGate(12, 1, n_channel)), alone, rtol=1e-3, atol=0)

@@ -165,8 +165,8 @@ def demo(config: DemoConfig) -> None:
         [
             learner.row.model,
             f"{learner.before:,.0f}",
-            f"{learner.row.perplexity:.2f}",
-            f"{learner.row.bits_per_byte:.3f}",
+            f"{learner.outcome.perplexity:.2f}",
+            f"{learner.outcome.bits_per_byte:.3f}",
         ]
         for learner in learners
     ]

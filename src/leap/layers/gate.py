@@ -22,9 +22,9 @@ from leap.layers.equalise import Learned
 
 Gate = Literal["head", "channel"]
 
-SHORTEST_MEMORY = 16
+SHORTEST_MEMORY = 4
 """For how many tokens a fresh layer's most forgetful head remembers."""
-LONGEST_MEMORY = 2048
+LONGEST_MEMORY = 1024
 """For how many its least forgetful one does."""
 ONLY_MEMORY = 256
 """For how many one does that is alone."""
@@ -38,7 +38,7 @@ class ForgetGate(Learned):
     """How much of the past to keep at each token, as a logarithm.
 
     A head begins with b = log(n - 1), so that it keeps 1 - 1 / n of its past at each token and
-    remembers for about n. Heads differ in n, from 16 to 2048 in equal ratios.
+    remembers for about n. Heads differ in n, from 4 to 1024 in equal ratios.
 
     Args:
         hidden_size: width of x.

@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from statistics import fmean, stdev
 
 import pytest
 import torch
@@ -89,7 +90,8 @@ def test_a_table_and_curves_come_out_and_models_that_are_done_are_kept(config):
 
     rows = compare(config, lambda status: told.append((status.name, status.step)), peak_bytes)
     assert [row.model for row in rows] == ["gpt2", "leap:global"]
-    assert all(1 < row.perplexity < 400 and row.peak_bytes == 5 * 2**20 for row in rows)
+    assert all(1 < row.outcomes[0].perplexity < 400 for row in rows)
+    assert all(row.peak_bytes == 5 * 2**20 for row in rows)
     assert measured == [torch.device("cpu")] * 2
     assert [name for name, _ in told] == sorted(name for name, _ in told)
 
@@ -108,6 +110,26 @@ def test_a_table_and_curves_come_out_and_models_that_are_done_are_kept(config):
     )
     assert more[1:] == rows
     assert set(told) == {"linear"} and len(measured) == 1
+
+
+def test_seeds_have_runs_of_their_own_and_one_row(config):
+    config = replace(config, models=("leapformer:travelled", "linear"), seeds=(0, 3))
+    rows = compare(config)
+    assert [[outcome.seed for outcome in row.outcomes] for row in rows] == [[0, 3], [0, 3]]
+    first, second = rows[0].values("perplexity")
+    assert first != second
+    names = {path.name for path in config.output.iterdir() if path.is_dir()}
+    assert {"leapformer-travelled", "leapformer-travelled-seed-3", "linear-seed-3"} <= names
+    told = (config.output / "results.md").read_text()
+    assert "seeds 0, 3" in told
+    assert f"{fmean((first, second)):,.2f} ± {stdev((first, second)):.2f}" in told
+    costs = rows[0].cost_of_equal("proportions")
+    assert f"{fmean(costs):+,.2f} ± {stdev(costs):.2f}" in told
+
+    alone = compare(replace(config, models=("linear",), seeds=()))
+    assert alone[0].outcomes == rows[1].outcomes[:1]
+    with pytest.raises(ConfigError, match="seeds=1 1: one is named twice"):
+        replace(config, seeds=(1, 1))
 
 
 def test_models_trained_otherwise_are_not_mixed_in(config):

@@ -49,7 +49,7 @@ def test_both_models_learn_and_the_report_shows_it(small, shapes_unchecked):
     assert asked == [(["leap:windowed:none", "softmax:rotary"], (8, 64))]
     assert [learner.row.model for learner in learners] == ["leap:windowed:none", "softmax:rotary"]
     for learner in learners:
-        assert learner.row.perplexity < learner.before
+        assert learner.outcome.perplexity < learner.before
         assert set(learner.milliseconds) == {8, 64}
     leap, softmax = learners
     assert leap.state_bytes[8] == leap.state_bytes[64]
@@ -57,7 +57,7 @@ def test_both_models_learn_and_the_report_shows_it(small, shapes_unchecked):
     page = (small.output / "report.html").read_text()
     assert "<script" not in page
     assert "http" not in page
-    assert f"{leap.row.perplexity:.2f}" in page
+    assert f"{leap.outcome.perplexity:.2f}" in page
     assert "layer 0: leap, window of 4" in page
     for column in ("tokens read", "leap, ms", "softmax / leap", "softmax, bytes kept"):
         assert f"<th>{column}" in page
@@ -65,7 +65,7 @@ def test_both_models_learn_and_the_report_shows_it(small, shapes_unchecked):
 
 
 def learner(model, milliseconds, state_bytes):
-    row = Row(model, 1, 1.0, 1.0, 1.0, 1.0, None, None, None, 1)
+    row = Row(model, 1, None, ())
     return Learner(row, 1.0, milliseconds, state_bytes)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from hashlib import sha256
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, Literal, cast, get_args
 
 import torch
@@ -83,8 +84,11 @@ class CompareConfig(Recipe, SizeConfig, TextConfig):
     """Learning-rate schedule after the warm-up."""
     warmup: float = 0.0
     """Share of the steps in which the learning rate rises to its peak."""
+    seeds: tuple[int, ...] = ()
+    """Random seeds, a run of each model for each, in place of one seed; the table then has means
+    and, behind ±, standard deviations."""
     output: Path = Path("runs/compare")
-    """Folder for the table, the curves and a run folder for each model."""
+    """Folder for the table, the curves and a run folder for each model and seed."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -92,26 +96,45 @@ class CompareConfig(Recipe, SizeConfig, TextConfig):
             raise ConfigError("models is empty; name at least one")
         if len(set(self.models)) < len(self.models):
             raise ConfigError(f"models={' '.join(self.models)}: one of them is named twice")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ConfigError(f"seeds={' '.join(map(str, self.seeds))}: one is named twice")
         for model in self.models:
             parse_model(model)
 
 
 @dataclass(frozen=True)
-class Row:
-    """What came out for one model."""
+class Outcome:
+    """What came out of one run."""
 
-    model: str
-    parameters: int
+    seed: int
     perplexity: float
     word_perplexity: float
     bits_per_byte: float
     valid_perplexity: float
     seconds_per_step: float | None
     cpu_seconds_per_step: float | None
-    peak_bytes: int | None
     best_step: int
     equalised: dict[str, float] = field(default_factory=dict)
     """Test perplexity with a learned part held at its mean, by the part."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came out for one model, with each seed."""
+
+    model: str
+    parameters: int
+    peak_bytes: int | None
+    outcomes: tuple[Outcome, ...]
+
+    def values(self, name: str) -> list[float]:
+        """One of the figures of every run that has it."""
+        found = [getattr(outcome, name) for outcome in self.outcomes]
+        return [value for value in found if value is not None]
+
+    def cost_of_equal(self, part: str) -> list[float]:
+        """By how much each run's perplexity rises with a learned part held at its mean."""
+        return [o.equalised[part] - o.perplexity for o in self.outcomes if part in o.equalised]
 
 
 def parse_model(text: str) -> ModelConfig:
@@ -164,35 +187,43 @@ def compare(
         raise ConfigError("models are compared in one process; run it without torchrun")
     runs = run_configs(config)
     _prepare(config, runs, read)
-    rows: list[Row] = []
+    rows: dict[str, Row] = {}
     histories: dict[str, Any] = {}
-    for name, run in runs.items():
-        memory = _memory(config, name, run, peak_bytes)
-        metrics = train(run, named(progress, name))
-        histories[name] = metrics["history"]
-        rows.append(
-            Row(
-                model=name,
-                parameters=metrics["parameters"],
-                perplexity=metrics["test"]["perplexity"],
-                word_perplexity=metrics["test"]["word_perplexity"],
-                bits_per_byte=metrics["test"]["bits_per_byte"],
-                valid_perplexity=math.exp(metrics["best_loss"]),
-                seconds_per_step=metrics["seconds_per_step"],
-                cpu_seconds_per_step=metrics["cpu_seconds_per_step"],
-                peak_bytes=memory,
-                best_step=metrics["best_step"],
-                equalised=metrics.get("equalised", {}),
-            )
-        )
-        _write(config, metrics["steps"], rows, histories)
-    return rows
+    for seed in _seeds(config):
+        for name in config.models:
+            run = runs[name, seed]
+            memory = _memory(name, runs[name, _seeds(config)[0]], peak_bytes)
+            label = name if len(_seeds(config)) == 1 else f"{name}, seed {seed}"
+            metrics = train(run, named(progress, label))
+            histories[label] = metrics["history"]
+            row = rows.get(name) or Row(name, metrics["parameters"], memory, ())
+            rows[name] = replace(row, outcomes=(*row.outcomes, _outcome(seed, metrics)))
+            _write(config, metrics["steps"], list(rows.values()), histories)
+    return list(rows.values())
 
 
-def run_configs(config: CompareConfig) -> dict[str, TrainConfig]:
-    """The run of each model by its name: alike but for the model."""
+def _outcome(seed: int, metrics: dict[str, Any]) -> Outcome:
+    return Outcome(
+        seed=seed,
+        perplexity=metrics["test"]["perplexity"],
+        word_perplexity=metrics["test"]["word_perplexity"],
+        bits_per_byte=metrics["test"]["bits_per_byte"],
+        valid_perplexity=math.exp(metrics["best_loss"]),
+        seconds_per_step=metrics["seconds_per_step"],
+        cpu_seconds_per_step=metrics["cpu_seconds_per_step"],
+        best_step=metrics["best_step"],
+        equalised=metrics.get("equalised", {}),
+    )
+
+
+def _seeds(config: CompareConfig) -> tuple[int, ...]:
+    return config.seeds or (config.seed,)
+
+
+def run_configs(config: CompareConfig) -> dict[tuple[str, int], TrainConfig]:
+    """The runs by model and seed: alike but for these."""
     common = {f.name: getattr(config, f.name) for f in fields(config)}
-    for name in ("models", "output"):
+    for name in ("models", "seeds", "output"):
         common.pop(name)
     if common["steps"] is None and common["epochs"] is None:
         common["epochs"] = 3.0
@@ -204,19 +235,23 @@ def run_configs(config: CompareConfig) -> dict[str, TrainConfig]:
         own = {f.name: getattr(model, f.name) for f in fields(MechanismConfig)}
         if model.position_embedding is not None:
             own["position_embedding"] = model.position_embedding
-        output = config.output / folder_name(text)
-        runs[text] = TrainConfig(**common | own | {"output": output})
+        for seed in _seeds(config):
+            folder = folder_name(text) + ("" if seed == config.seed else f"-seed-{seed}")
+            own |= {"seed": seed, "output": config.output / folder}
+            runs[text, seed] = TrainConfig(**common | own)
     return runs
 
 
-def _prepare(config: CompareConfig, runs: dict[str, TrainConfig], read: TextRead | None) -> None:
+def _prepare(
+    config: CompareConfig, runs: dict[tuple[str, int], TrainConfig], read: TextRead | None
+) -> None:
     """Make the folder, whose models must have all but themselves in common, and the tokenizer.
 
     Raises:
         ConfigError: if one of the models cannot be made, and before anything is written.
     """
     settings = asdict(config)
-    for name in ("models", "output", "device"):  # More models may come later.
+    for name in ("models", "seeds", "output", "device"):  # More models and seeds may come later.
         settings.pop(name)
     folder = RunFolder(config.output, settings)
     corpus = read_corpus(config.data)
@@ -228,7 +263,7 @@ def _prepare(config: CompareConfig, runs: dict[str, TrainConfig], read: TextRead
         tokenizer = make_tokenizer(config.tokenizer, config.train_tokenizer, corpus.train)
     else:
         tokenizer = make_tokenizer(str(path))
-    for name, run in runs.items():
+    for (name, _), run in runs.items():
         try:
             with torch.device("meta"):  # No weights are made.
                 build_model(run, tokenizer, run.length)
@@ -240,9 +275,7 @@ def _prepare(config: CompareConfig, runs: dict[str, TrainConfig], read: TextRead
         write_whole(path, tokenizer.hugging_face.backend_tokenizer.to_str())
 
 
-def _memory(
-    config: CompareConfig, name: str, run: TrainConfig, peak_bytes: PeakBytes | None
-) -> int | None:
+def _memory(name: str, run: TrainConfig, peak_bytes: PeakBytes | None) -> int | None:
     """Memory of one step forward and backward, on top of the model; measured once a folder."""
     if peak_bytes is None:
         return None
@@ -280,7 +313,7 @@ def describe(config: CompareConfig, steps: int) -> str:
     return (
         f"{config.data or 'the Python library'}: {steps} steps of {config.batch} x "
         f"{config.length} tokens, AdamW {config.learning_rate:g} {config.schedule}, "
-        f"seed {config.seed}"
+        f"{'seed' if len(_seeds(config)) == 1 else 'seeds'} {', '.join(map(str, _seeds(config)))}"
     )
 
 
@@ -299,7 +332,12 @@ COLUMNS = (
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """What came out. Perplexities are of the test text; "equal" with a learned part at its mean."""
+    """What came out.
+
+    Perplexities are of the test text; "equal" is what they rise by with a learned part held at its
+    mean. Of several seeds means are given, and standard deviations where a difference may be read
+    off.
+    """
     return Table("", COLUMNS, [_cells(row) for row in rows])
 
 
@@ -307,12 +345,22 @@ def _cells(row: Row) -> list[str]:
     return [
         row.model,
         f"{row.parameters:,}",
-        optional(row.perplexity, 2),
-        optional(row.word_perplexity, 1),
-        optional(row.bits_per_byte, 4),
-        optional(row.equalised.get("proportions"), 2),
-        optional(row.equalised.get("gates"), 2),
-        optional(row.seconds_per_step, 2),
-        optional(row.cpu_seconds_per_step, 2),
+        _mean(row.values("perplexity"), 2, spread=True),
+        _mean(row.values("word_perplexity"), 1),
+        _mean(row.values("bits_per_byte"), 4),
+        _mean(row.cost_of_equal("proportions"), 2, spread=True, sign="+"),
+        _mean(row.cost_of_equal("gates"), 2, spread=True, sign="+"),
+        _mean(row.values("seconds_per_step"), 2),
+        _mean(row.values("cpu_seconds_per_step"), 2),
         optional(None if row.peak_bytes is None else row.peak_bytes / MIB, 0),
     ]
+
+
+def _mean(values: Sequence[float], digits: int, *, spread: bool = False, sign: str = "") -> str:
+    """The mean of several runs, and how far they lie apart; empty where there is none."""
+    if not values:
+        return ""
+    mean = f"{fmean(values):{sign},.{digits}f}"
+    if not spread or len(values) == 1:
+        return mean
+    return f"{mean} ± {stdev(values):.{digits}f}"

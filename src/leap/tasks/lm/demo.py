@@ -19,8 +19,8 @@ from leap.explain.page import CSS, embedded, png, tinted
 from leap.reports.files import write_report
 from leap.reports.plots import Line, Panel, plot
 from leap.reports.progress import Progress, silent
-from leap.reports.table import Table
-from leap.tasks.lm.compare import CompareConfig, Row, compare, run_configs
+from leap.reports.table import Table, optional
+from leap.tasks.lm.compare import CompareConfig, Outcome, Row, compare, run_configs
 from leap.tasks.lm.evaluate import score
 from leap.tasks.lm.explain import ExplainedText, explain_text
 from leap.tasks.lm.generate import GenerateConfig, Written, write_on
@@ -85,6 +85,11 @@ class Learner:
     """CPU time of one more token on one thread, by the length of the text before it."""
     state_bytes: dict[int, int]
 
+    @property
+    def outcome(self) -> Outcome:
+        """What came out of its one run."""
+        return self.row.outcomes[0]
+
 
 def demo(
     config: DemoConfig, measure: Costs, progress: Progress = silent
@@ -98,7 +103,7 @@ def demo(
     """
     comparison = _comparison(config)
     rows = compare(comparison, progress)
-    runs = run_configs(comparison)
+    runs = {name: run for (name, _), run in run_configs(comparison).items()}
     loaded = {name: load_model(run.output) for name, run in runs.items()}
     costs = measure({name: model for name, (model, _) in loaded.items()}, config.contexts)
     learners = [
@@ -165,8 +170,8 @@ def _page(
 ) -> str:
     rows = "".join(
         f"<tr><td>{x.row.model}<td>{x.row.parameters:,}<td>{x.before:,.0f}"
-        f"<td>{x.row.perplexity:.2f}<td>{x.row.bits_per_byte:.3f}"
-        f"<td>{'-' if x.row.cpu_seconds_per_step is None else f'{x.row.cpu_seconds_per_step:.2f}'}"
+        f"<td>{x.outcome.perplexity:.2f}<td>{x.outcome.bits_per_byte:.3f}"
+        f"<td>{optional(x.outcome.cpu_seconds_per_step, 2) or '-'}"
         for x in learners
     )
     costs = cost_table(learners)
