@@ -132,6 +132,9 @@ struct Forward {
                 memcpy(mark, state, s.state() * sizeof(float));
             }
             c.read(a, b, h, t, true);
+            ask_for(a.q, a, b, h, t + C, s.f);
+            ask_for(a.k, a, b, h, t + C, s.f);
+            ask_for(a.v, a, b, h, t + C, s.e);
             attend(a, state, row, b, h, t);
             sums.read(c);
         }
@@ -163,19 +166,24 @@ struct Forward {
                 den[i0 + r] += sum(total);
             }
         });
+        float by[C];
+        for (int i = 0; i < c.rows; i++)
+            by[i] = a.normalise ? inverse(den[i], (float)a.eps * c.scale[i]) : 1 / c.scale[i];
+        memcpy(a.den + row * a.tokens + t, den, c.n * sizeof(float));
+        /* Where a row of the output is as long as one of the tiles, they are written there. */
+        bool fits = a.o.type == FLOAT32 && s.e == s.ep && c.n == C;
+        float *to = fits ? (float *)at(a.o, b, h, t) : out;
+        int ld = fits ? (int)a.o.stride[2] : s.ep;
         each_tile(c.rows, s.ep, [&](auto nv, int i, int n) {
             Tile<nv.value> tile;
             tile.clear();
             tile.add({scores, C, 1, c.v, s.ep}, i, n, 0, i + MR);
             tile.add({c.fq, s.F, 1, kv, s.ep}, i, n, 0, s.F);
-            tile.store_to(out + i * s.ep + n, s.ep);
+            tile.scale(by + i);
+            tile.store_to(to + (int64_t)i * ld + n, ld);
         });
-        for (int i = 0; i < c.n; i++) {
-            a.den[row * a.tokens + t + i] = den[i];
-            vf by = all(a.normalise ? inverse(den[i], (float)a.eps * c.scale[i]) : 1 / c.scale[i]);
-            for (int e = 0; e < s.ep; e += W) store(out + i * s.ep + e, load(out + i * s.ep + e) * by);
-            write_row(at(a.o, b, h, t + i), out + i * s.ep, a.o.type, s.e);
-        }
+        if (fits) return;
+        for (int i = 0; i < c.n; i++) write_row(at(a.o, b, h, t + i), out + i * s.ep, a.o.type, s.e);
     }
 };
 
@@ -187,7 +195,9 @@ struct Backward {
     float *scores, *dscores;    /* [C, C] */
     float *vt, *g, *wide;       /* [ep, C], [C, ep], [C, F] */
     float *dq, *dk, *dv;        /* [C, fp], [C, fp], [C, ep] */
-    float *dx, *dy;             /* [parts, C] */
+    float *changes;             /* [C, C]: gradients of the weights x_i . y_j */
+    float *dx, *dy;             /* [C, hands]: as many as vectors hold, of which r are used */
+    float *x, *y;               /* the same for x and y */
     float h[C];
 
     Backward(const Causal &a, Memory &m) : s(a), c(s, m) {
@@ -196,9 +206,13 @@ struct Backward {
         scores = m.take(C * C), dscores = m.take(C * C);
         vt = m.take(C * s.ep), g = m.take(C * s.ep), wide = m.take(C * s.F);
         dq = m.take(C * s.fp), dk = m.take(C * s.fp), dv = m.take(C * s.ep);
-        dx = m.take(C * s.parts), dy = m.take(C * s.parts);
+        if (!s.r) return;
+        changes = m.take(C * C);
+        dx = m.take(C * hands()), dy = m.take(C * hands());
+        x = m.take(C * hands()), y = m.take(C * hands());
     }
 
+    int hands() const { return padded(s.r); }
     float *state(int i) { return states + i * s.state(); }
 
     void run(const Causal &a, int64_t row) {
@@ -215,11 +229,18 @@ struct Backward {
             int64_t n_more = last - first - (a.dgate.data ? 0 : 1);
             for (int i = 0; i < n_more; i++) {
                 c.read(a, b, head, (first + i) * C, false);
+                ask_for(a.k, a, b, head, (first + i + 1) * C, s.f);
+                ask_for(a.v, a, b, head, (first + i + 1) * C, s.e);
                 advance(state(i), state(i + 1));
             }
             for (int64_t i = last - 1; i >= first; i--) {
                 c.read(a, b, head, i * C, true);
                 through_the_division(a, row, b, head, i * C);
+                ask_for(a.q, a, b, head, (i - 1) * C, s.f);
+                ask_for(a.k, a, b, head, (i - 1) * C, s.f);
+                ask_for(a.v, a, b, head, (i - 1) * C, s.e);
+                ask_for(a.d_o, a, b, head, (i - 1) * C, s.e);
+                ask_for(a.o, a, b, head, (i - 1) * C, s.e);
                 take_back(a, state((int)(i - first)), b, head, i * C);
             }
         }
@@ -304,9 +325,8 @@ struct Backward {
             for (int e = 0; e < s.ep; e++) later += dot(after + e * s.F, dkvt + e * s.F, s.F);
             later += dot(after + s.F * s.ep, dk_sum, s.F);
         }
-        clear(dx, C * s.parts);
-        clear(dy, C * s.parts);
         differentiate_scores();
+        if (s.r) differentiate_weights();
         product(c.rows, s.F, s.ep, {g, s.ep, 1, kvt, s.F}, wide, s.F);
         narrow(c.q, c.x, s.fades ? c.since : nullptr, k_sum, h, dq, dx);
         product(c.rows, s.F, s.ep, {c.v, s.ep, 1, dkvt, s.F}, wide, s.F);
@@ -336,7 +356,7 @@ struct Backward {
         write(a, later, b, head, t);
     }
 
-    /* scores = a, dscores = da times its weights; and what dx and dy have of the chunk itself. */
+    /* scores = a, dscores = da times its weights, and changes = those of the weights x_i . y_j. */
     void differentiate_scores() {
         bool weighs = c.widens;
         each_score(c.rows, [&](auto nv, int i0, int j0) {
@@ -350,7 +370,6 @@ struct Backward {
 #pragma GCC unroll 8
             for (int r = 0; r < MR; r++) {
                 int i = i0 + r;
-                vf changes[nv.value]; /* of the weights x_i . y_j */
 #pragma GCC unroll 4
                 for (int n = 0; n < nv.value; n++) {
                     int j = j0 + n * W;
@@ -359,26 +378,37 @@ struct Backward {
                         vi seen = up_to(i, j);
                         dots = keep(dots, seen), da = keep(da, seen);
                     }
-                    changes[n] = dots * da;
+                    if (s.r) {
+                        vf change = dots * da;
+                        if (s.fades) change *= load(c.between + i * C + j);
+                        store(changes + i * C + j, change);
+                    }
                     if (weighs) {
                         vf w = c.weights(i, j);
                         dots *= w, da *= w;
-                        if (s.fades) changes[n] *= load(c.between + i * C + j);
                     }
                     store(scores + i * C + j, dots);
                     store(dscores + i * C + j, da);
                 }
-                for (int m = 0; m < s.r; m++) {
-                    vf total = {};
-#pragma GCC unroll 4
-                    for (int n = 0; n < nv.value; n++) {
-                        int j = m * C + j0 + n * W;
-                        total += changes[n] * load(c.y + j);
-                        store(dy + j, load(dy + j) + changes[n] * all(c.x[m * C + i]));
-                    }
-                    dx[m * C + i] += sum(total);
-                }
             }
+        });
+    }
+
+    /* dx = changes y and dy = changes^T x, what they have of the chunk itself. */
+    void differentiate_weights() {
+        int n = hands();
+        clear(x, C * n);
+        clear(y, C * n);
+        for (int i = 0; i < c.rows; i++)
+            for (int m = 0; m < s.r; m++) x[i * n + m] = c.x[m * C + i], y[i * n + m] = c.y[m * C + i];
+        each_tile(c.rows, n, [&](auto nv, int i, int m) {
+            Tile<nv.value> tile;
+            tile.clear();
+            tile.add({changes, C, 1, y, n}, i, m, 0, i + MR);
+            tile.store_to(dx + i * n + m, n);
+            tile.clear();
+            tile.add({changes, 1, C, x, n}, i, m, i, c.rows);
+            tile.store_to(dy + i * n + m, n);
         });
     }
 
@@ -396,7 +426,7 @@ struct Backward {
                     float *to = dq + i * s.fp + f;
                     store(to, m ? load(to) + w * y : w * y);
                 }
-                if (s.r) dx[m * C + i] += kept * sum(total);
+                if (s.r) dx[i * hands() + m] += kept * sum(total);
             }
         }
     }
@@ -420,8 +450,8 @@ struct Backward {
             write_row(at(a.dk, b, head, t + i), dki, a.dk.type, s.f);
             write_row(at(a.dv, b, head, t + i), dv + i * s.ep, a.dv.type, s.e);
             for (int m = 0; m < s.r; m++) {
-                ((float *)at(a.dx, b, head, t + i))[m] = dx[m * C + i];
-                ((float *)at(a.dy, b, head, t + i))[m] = c.masked[i] ? 0 : dy[m * C + i];
+                ((float *)at(a.dx, b, head, t + i))[m] = dx[i * hands() + m];
+                ((float *)at(a.dy, b, head, t + i))[m] = c.masked[i] ? 0 : dy[i * hands() + m];
             }
         }
     }

@@ -213,6 +213,16 @@ private:
     }
 };
 
+/* Ask for the tokens of the chunk at t, to find them in the cache when it is their turn. */
+ALWAYS void ask_for(const View &x, const Causal &a, int64_t b, int64_t h, int64_t t, int width) {
+    if (t < 0 || t >= a.tokens || !x.data) return;
+    int64_t n = a.tokens - t < C ? a.tokens - t : C, bytes = width * (x.type == FLOAT32 ? 4 : 2);
+    for (int64_t i = 0; i < n; i++) {
+        const char *row = (const char *)at(x, b, h, t + i);
+        for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(row + byte, 0, 2);
+    }
+}
+
 /* Lanes of columns j.. that row i sees. */
 ALWAYS vi up_to(int i, int j) {
     vi lane;

@@ -43,6 +43,13 @@ template <int NV> struct Tile {
             }
         }
     }
+    /* Multiply each row by a number. */
+    ALWAYS_MEMBER void scale(const float *by) {
+#pragma GCC unroll 8
+        for (int r = 0; r < MR; r++)
+#pragma GCC unroll 4
+            for (int n = 0; n < NV; n++) sum[r][n] *= all(by[r]);
+    }
     ALWAYS_MEMBER void store_to(float *out, int ld) {
 #pragma GCC unroll 8
         for (int r = 0; r < MR; r++)

@@ -34,23 +34,38 @@ ALWAYS vf larger(vf a, vf b) { return choose(a > b, a, b); }
 ALWAYS vf smaller(vf a, vf b) { return choose(a < b, a, b); }
 ALWAYS vf magnitude(vf x) { return (vf)((vi)x & 0x7fffffff); }
 
+template <int... I> struct Indices {};
+template <int N, int... I> struct Count : Count<N - 1, N - 1, I...> {};
+template <int... I> struct Count<0, I...> { typedef Indices<I...> type; };
+
+#if defined(__clang__) || __GNUC__ >= 12
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (vi){__VA_ARGS__})
+#endif
+
+/* The lanes of x, turned by N. */
+template <int N, int... I> ALWAYS vf turned(vf x, Indices<I...>) {
+    return (vf)SHUFFLE(x, x, ((I + N) % W)...);
+}
+
 /* Halves are added to each other, so that the order of a sum does not depend on the compiler. */
 ALWAYS float sum(vf x) {
-    float lane[W];
-    memcpy(lane, &x, sizeof lane);
-    for (int n = W / 2; n; n /= 2)
-#pragma GCC unroll 8
-        for (int i = 0; i < n; i++) lane[i] += lane[i + n];
-    return lane[0];
+    typename Count<W>::type lanes;
+    if (W > 8) x += turned<W / 2>(x, lanes);
+    if (W > 4) x += turned<4>(x, lanes);
+    x += turned<2>(x, lanes);
+    x += turned<1>(x, lanes);
+    return x[0];
 }
 
 ALWAYS float largest(vf x) {
-    float lane[W];
-    memcpy(lane, &x, sizeof lane);
-    for (int n = W / 2; n; n /= 2)
-#pragma GCC unroll 8
-        for (int i = 0; i < n; i++) lane[i] = lane[i] > lane[i + n] ? lane[i] : lane[i + n];
-    return lane[0];
+    typename Count<W>::type lanes;
+    if (W > 8) x = larger(x, turned<W / 2>(x, lanes));
+    if (W > 4) x = larger(x, turned<4>(x, lanes));
+    x = larger(x, turned<2>(x, lanes));
+    x = larger(x, turned<1>(x, lanes));
+    return x[0];
 }
 
 /* e^x to within 2 units in the last place; 0 below -87, where torch has subnormal numbers. */
@@ -112,16 +127,6 @@ ALWAYS void *at(const View &x, int64_t b, int64_t h, int64_t t) {
 }
 
 ALWAYS void clear(float *x, int64_t n) { memset(x, 0, n * sizeof(float)); }
-
-template <int... I> struct Indices {};
-template <int N, int... I> struct Count : Count<N - 1, N - 1, I...> {};
-template <int... I> struct Count<0, I...> { typedef Indices<I...> type; };
-
-#if defined(__clang__) || __GNUC__ >= 12
-#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (vi){__VA_ARGS__})
-#endif
 
 /* The lanes of a and b by turns: their first halves, and their second. */
 template <int... I> ALWAYS vf zip_first(vf a, vf b, Indices<I...>) {
