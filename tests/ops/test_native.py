@@ -117,6 +117,16 @@ def test_sums_that_are_not_divided_are_those_of_double_precision(gated, instruct
     assert_within_tolerance(call.run("native"), call.run("torch", torch.double))
 
 
+@pytest.mark.parametrize("normalise", [True, False])
+@pytest.mark.parametrize("feature", causal.MAPS)
+def test_a_fused_feature_map_is_the_map_itself(feature, normalise, instructions):
+    call = Call(70, (24, 8), 2, "gates", True, True, normalise=normalise, feature=feature)
+    for name in "qk":
+        call.inputs[name] = torch.randn_like(call.inputs[name])
+    call.inputs["q"][:, :, :9] = call.inputs["q"][:, :, :9].round()  # Several are the largest.
+    assert_within_tolerance(call.run("native"), call.run("torch", torch.double))
+
+
 @pytest.mark.parametrize(("rank", "gated"), [(0, "none"), (2, "none"), (3, "gates")])
 def test_long_texts_keep_within_the_tolerance(rank, gated):
     """Past 8,192 tokens, where the sums of the past are brought to double precision."""
@@ -209,7 +219,7 @@ def test_the_compiler_finds_nothing_wrong_with_the_op(gated, shapes_unchecked):
     q, k, v, x, y, kv, k_sum = (given[name] for name in ["q", "k", "v", "x", "y", "kv", "k_sum"])
     fade = call.options.get("fade")
     rate, mask = None if fade is None else list(fade), call.options["key_mask"]
-    arguments = q, k, v, x, y, given.get("gate"), mask, rate, kv, k_sum, True, 1e-6
+    arguments = q, k, v, x, y, given.get("gate"), mask, rate, kv, k_sum, "relu", True, 1e-6
     torch.library.opcheck(causal.attend, arguments)
 
 

@@ -4,6 +4,7 @@ All mechanisms are measured in one run, by turns (see `leap.bench.run`).
 """
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from leap.bench.run import (
 )
 from leap.errors import ConfigError
 from leap.layers.definitions import Definition
+from leap.ops.backends import check_name, using
 from leap.reports.progress import Progress, silent
 
 Passes = Literal["forward", "forward+backward"]
@@ -55,6 +57,8 @@ class BenchConfig(TurnsConfig):
     """Number of sequences."""
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
     """Precision of the inputs."""
+    backend: str | None = None
+    """Backend to measure, by its name in `leap backends`; by default what answers each call."""
     output: Path = Path("runs/bench-attention")
     """Folder to write the results to."""
 
@@ -65,6 +69,8 @@ class BenchConfig(TurnsConfig):
         if not self.lengths or not self.mechanisms:
             raise ConfigError("nothing to measure: give at least one length and one mechanism")
         self.chosen_mechanisms()
+        if self.backend is not None:
+            check_name(self.backend)
 
     def chosen_mechanisms(self) -> list[Definition]:
         """The mechanisms asked for and the baselines they are compared with."""
@@ -94,7 +100,8 @@ BenchReport = Report[BenchConfig, Result]
 
 def measure(config: BenchConfig, progress: Progress = silent) -> BenchReport:
     """Compare each mechanism with its definition, then measure them all."""
-    return report_on(config, _results(config, progress))
+    with using(config.backend) if config.backend else nullcontext():
+        return report_on(config, _results(config, progress))
 
 
 def _results(config: BenchConfig, progress: Progress) -> Iterator[Result]:

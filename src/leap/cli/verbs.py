@@ -69,6 +69,7 @@ VERBS = {
                     "these two and their baseline",
                 ),
                 ("bench attention --lengths 32768 65536 --windows", "longer, LEAP without windows"),
+                ("bench attention --backend torch", "without the native library"),
             ],
         ),
         "decode": Verb(

@@ -24,7 +24,7 @@ from leap.ops import (
     causal_proportional_attention,
     linear_attention,
 )
-from leap.ops.features import positional, proportional
+from leap.ops.features import position_proportion, proportional
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +95,9 @@ def leap_scores(focus: Tensor) -> Tensor:
 
 
 def _cosformer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    q, k = (positional(relu(x), x.shape[2]) for x in (q, k))
-    return causal_linear_attention(q, k, v)[0]
+    t = q.shape[2]
+    place = position_proportion(torch.arange(t, device=q.device), t, q.dtype).expand(q.shape[:3])
+    return causal_proportional_attention(q, k, v, place, place, feature="relu")[0]
 
 
 SOFTMAX = (
@@ -117,7 +118,9 @@ LEAPFORMER = (
         name="leapformer",
         arguments=("q", "k", "p", "s", "v"),
         scores=leapformer_scores,
-        attend=lambda q, k, p, s, v: causal_proportional_attention(relu(q), relu(k), v, p, s)[0],
+        attend=lambda q, k, p, s, v: causal_proportional_attention(q, k, v, p, s, feature="relu")[
+            0
+        ],
     ),
     Definition(
         name="leapformer-bidirectional",
@@ -134,13 +137,15 @@ LINEAR = (
     Definition(
         name="linear",
         scores=linear_scores,
-        attend=lambda q, k, v: causal_linear_attention(relu(q), relu(k), v)[0],
+        attend=lambda q, k, v: causal_linear_attention(q, k, v, feature="relu")[0],
     ),
     Definition(
         name="linear-gated",
         arguments=("q", "k", "gate", "v"),
         scores=gated_scores,
-        attend=lambda q, k, gate, v: causal_linear_attention(relu(q), relu(k), v, log_gate=gate)[0],
+        attend=lambda q, k, gate, v: causal_linear_attention(
+            q, k, v, log_gate=gate, feature="relu"
+        )[0],
     ),
 )
 LEAP = (

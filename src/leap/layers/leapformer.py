@@ -247,8 +247,14 @@ class LeapformerAttention(DotProductAttention):
         cu_seqlens: Int[Tensor, " n"] | None = None,
     ) -> tuple[Float[Tensor, "b h t v"], LinearState]:
         """Read x, projected to q, k and v, each token attending to itself and the past."""
-        (q, x_weights), (k, y_weights) = self._queries(q, positions), self._keys(k, positions)
+        x_weights = y_weights = None
+        feature = self._fused_feature()
+        if feature is None:
+            (q, x_weights), (k, y_weights) = self._queries(q, positions), self._keys(k, positions)
+        else:
+            q = self._scaled(q)
         options: dict[str, Any] = {
+            "feature": feature,
             "key_mask": key_mask,
             "cu_seqlens": cu_seqlens,
             "log_gate": None if self.gate is None else self._for_all_heads(self.gate(x)),
@@ -478,6 +484,12 @@ class LeapformerAttention(DotProductAttention):
                 )
             angles, _ = self.walk(x)
         return q, clock(angles, accumulator(q))
+
+    def _fused_feature(self) -> str | None:
+        """The feature map that may be left to the op, where nothing else looks at features."""
+        looks = self.rotary or self.has_own_denominator or not self.normalise
+        nets = (self.q_proportion, self.k_proportion)
+        return None if looks or any(net is not None for net in nets) else self.feature.name
 
     def _queries(self, q: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Features of queries, and the re-weighting by their proportions."""

@@ -28,7 +28,7 @@ Axes: b batch, h heads, t tokens, f features.
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -109,6 +109,8 @@ class FeatureMap:
     key: Callable[..., Tensor]
     query: Callable[..., Tensor]
     signed: bool = False
+    name: str | None = None
+    """Its name in the list, by which ops know it; None if its parameters are not those there."""
 
 
 FEATURES: dict[str, FeatureMap] = {
@@ -140,8 +142,10 @@ def feature_map(name: str, **parameters: float) -> FeatureMap:
                 f"the feature map {name} has no parameter {given!r}; "
                 f"it has {', '.join(declared) or 'none'}"
             )
-    return FeatureMap(
-        partial(entry.key, **parameters), partial(entry.query, **parameters), entry.signed
+    if not parameters:
+        return replace(entry, name=name)
+    return replace(
+        entry, key=partial(entry.key, **parameters), query=partial(entry.query, **parameters)
     )
 
 

@@ -41,6 +41,7 @@ from leap.ops.linear import chunked, gated, square, step, two_way, whole
 from leap.ops.linear.gated import LOWEST
 from leap.ops.linear.parts import (
     Tokens,
+    mapped,
     precision,
     state_width,
     wide_keys,
@@ -176,6 +177,7 @@ def two_way_linear_attention(
             key_mask=None,
             log_gate=log_gate,
             fade=None,
+            feature=None,
             normalise=False,
             chunk_size=chunk_size,
             eps=eps,
@@ -198,6 +200,7 @@ def causal_linear_attention(
     cu_seqlens: Int[Tensor, " n"] | None = None,
     log_gate: Float[Tensor, "b h t"] | Float[Tensor, "b h t f"] | None = None,
     fade: Sequence[float] | None = None,
+    feature: str | None = None,
     normalise: bool = True,
     chunk_size: int | None = None,
     eps: float = 1e-6,
@@ -219,6 +222,8 @@ def causal_linear_attention(
         log_gate: log of the forget factor, at most 0, that fades the past before each token is
             added: one per head, or, at a higher cost, one per feature.
         fade: the same as a constant of each head, as ALiBi has it.
+        feature: a map in `leap.ops.features.FEATURES` that q and k are yet to go through; fused
+            with the rest where the backend can. None where they are features already.
         normalise: divide by the sum of scores; without it, the weighted sum itself.
         chunk_size: tokens attended to at once: more of them make fewer steps, each of more work.
         eps: floor of the normaliser, reached where no key so far shares a feature with the query.
@@ -230,6 +235,7 @@ def causal_linear_attention(
     tokens = check_inputs(q, k, v, key_mask, reweighting)
     options: dict[str, Any] = {
         "fade": fade,
+        "feature": feature,
         "normalise": normalise,
         "chunk_size": chunk_size,
         "eps": eps,
@@ -254,6 +260,7 @@ def causal_proportional_attention(
     cu_seqlens: Int[Tensor, " n"] | None = None,
     log_gate: Float[Tensor, "b h t"] | Float[Tensor, "b h t f"] | None = None,
     fade: Sequence[float] | None = None,
+    feature: str | None = None,
     normalise: bool = True,
     chunk_size: int | None = None,
     eps: float = 1e-6,
@@ -268,7 +275,7 @@ def causal_proportional_attention(
         q, k, v: as there, before the widening.
         p, s: proportions of the queries and of the keys, from 0 to 1.
         state: what an earlier call of either returned, with features of width 2f.
-        key_mask, cu_seqlens, fade, normalise, chunk_size, eps, backend: as there.
+        key_mask, cu_seqlens, fade, feature, normalise, chunk_size, eps, backend: as there.
         log_gate: as there; a gate for each of the f features fades both of its halves.
     """
     check_inputs(q, k, v, key_mask)
@@ -287,6 +294,7 @@ def causal_proportional_attention(
         cu_seqlens=cu_seqlens,
         log_gate=log_gate,
         fade=fade,
+        feature=feature,
         normalise=normalise,
         chunk_size=chunk_size,
         eps=eps,
@@ -305,6 +313,7 @@ def causal_travelled_attention(
     cu_seqlens: Int[Tensor, " n"] | None = None,
     log_gate: Float[Tensor, "b h t"] | Float[Tensor, "b h t f"] | None = None,
     fade: Sequence[float] | None = None,
+    feature: str | None = None,
     normalise: bool = True,
     chunk_size: int | None = None,
     eps: float = 1e-6,
@@ -317,7 +326,8 @@ def causal_travelled_attention(
         turn: how far each token turns each of m clocks on, in radians: the frequency of the clock
             times the token's step.
         state: what an earlier call returned, with features of width (1 + 2m) f and the clocks.
-        key_mask, cu_seqlens, log_gate, fade, normalise, chunk_size, eps, backend: as there.
+        key_mask, cu_seqlens, log_gate, fade, feature, normalise, chunk_size, eps, backend: as
+            there.
     """
     check_floating(turn=turn)
     check_axes("b h t m", turn=turn)
@@ -325,6 +335,7 @@ def causal_travelled_attention(
     check_same("b h t", k=k, turn=turn)
     options: dict[str, Any] = {
         "fade": fade,
+        "feature": feature,
         "normalise": normalise,
         "chunk_size": chunk_size,
         "eps": eps,
@@ -373,6 +384,7 @@ def _attend(
     key_mask: Tensor | None,
     log_gate: Tensor | None,
     fade: Sequence[float] | None,
+    feature: str | None,
     normalise: bool,
     chunk_size: int | None,
     eps: float,
@@ -394,6 +406,9 @@ def _attend(
     no_state = None if state is None else "the formula begins a sequence, and a state was given"
     refusals = {"native": native.refusal(tokens, log_gate), "reference": no_state}
     chosen = backends.choose(backend, refusals)
+    is_fused = chosen == "native" and feature in native.MAPS and tokens.q.shape[2] > 1
+    if feature is not None and not (is_fused and before.trail is None):
+        tokens, feature = mapped(tokens, feature), None
     if chosen != "native":
         tokens = without_pads(tokens, key_mask)
     n_real = count_tokens(tokens.k, key_mask)
@@ -402,7 +417,15 @@ def _attend(
         o, after = _by_the_formula(tokens, before, log_gate, rate, n_real, normalise, eps)
     elif chosen == "native" and tokens.q.shape[2] > 1:
         o, after = _natively(
-            tokens, before, log_gate, rate, key_mask, normalise, is_first=state is None, eps=eps
+            tokens,
+            before,
+            log_gate,
+            rate,
+            key_mask,
+            feature,
+            normalise,
+            is_first=state is None,
+            eps=eps,
         )
     elif tokens.q.shape[2] == 1:
         tokens = without_pads(tokens, key_mask)
@@ -435,6 +458,7 @@ def _natively(
     log_gate: Tensor | None,
     rate: list[float] | None,
     key_mask: Tensor | None,
+    feature: str | None,
     normalise: bool,
     *,
     is_first: bool,
@@ -445,7 +469,9 @@ def _natively(
     x, y = (None if each is None else each.float() for each in weights)
     gate = None if log_gate is None else log_gate.squeeze(-1)
     past = (None, None) if is_first else (before.kv, before.k)
-    o, _, kv, k_sum, _ = native.attend(q, k, v, x, y, gate, key_mask, rate, *past, normalise, eps)
+    o, _, kv, k_sum, _ = native.attend(
+        q, k, v, x, y, gate, key_mask, rate, *past, feature, normalise, eps
+    )
     n_real = count_tokens(k, key_mask)
     return o, _moved_on(before, kv, k_sum, gate, rate, k.shape[2], n_real)
 

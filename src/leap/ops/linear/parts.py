@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from leap.ops.features import widen
+from leap.ops.features import feature_map, widen
 from leap.ops.state import accumulator, mask_tokens
 
 
@@ -45,6 +45,12 @@ def without_pads(tokens: Tokens, key_mask: Tensor | None) -> Tokens:
     k, v = mask_tokens(tokens.k, key_mask), mask_tokens(tokens.v, key_mask)
     y = None if tokens.y is None else mask_tokens(tokens.y, key_mask)
     return tokens._replace(k=k, v=v, y=y)
+
+
+def mapped(tokens: Tokens, feature: str) -> Tokens:
+    """The same with queries and keys gone through the feature map of this name."""
+    phi = feature_map(feature)
+    return tokens._replace(q=phi.query(tokens.q), k=phi.key(tokens.k))
 
 
 def wide_queries(tokens: Tokens) -> Tensor:

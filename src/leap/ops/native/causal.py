@@ -3,14 +3,16 @@
 Axes: b batch, h heads, t tokens, f features, e values, r rank.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from leap.ops.derivatives import differentiable_again, gradients, transformed
+from leap.ops.features import LARGEST
 from leap.ops.linear import chunked
-from leap.ops.linear.parts import Tokens, without_pads
+from leap.ops.linear.parts import Tokens, mapped, without_pads
 from leap.ops.native.library import (
     Causal,
     address,
@@ -22,6 +24,8 @@ from leap.ops.native.library import (
 )
 from leap.ops.state import accumulator
 
+MAPS = {"relu": (1, 1), "elu_plus_one": (2, 2), "exp": (4, 3)}
+"""Feature maps of queries and of keys that are fused, by their numbers in leap.h."""
 STRETCH = 16 * 64  # Tokens from one kept state to the next, as in causal.h.
 
 
@@ -48,6 +52,7 @@ def attend(
     rate: Sequence[float] | None,
     kv: Tensor | None,
     k_sum: Tensor | None,
+    feature: str | None,
     normalise: bool,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -58,7 +63,7 @@ def attend(
     o, den, kv_after, k_sum_after, marks = outputs = _outputs(q, k, v, x)
     q, k, v = map(side_by_side, (q, k, v))
     x, y = (None if each is None else side_by_side(each) for each in (x, y))
-    call = _call(q, k, v, x, y, log_gate, key_mask, o, den, marks, normalise, eps)
+    call = _call(q, k, v, x, y, log_gate, key_mask, o, den, marks, feature, normalise, eps)
     rates = None if rate is None else torch.tensor(rate, dtype=torch.double)
     before = [None if each is None else each.contiguous() for each in (kv, k_sum)]
     call.rate = address(rates)
@@ -85,6 +90,7 @@ def attend_backward(
     marks: Tensor,
     rate: Sequence[float] | None,
     has_state: bool,
+    feature: str | None,
     normalise: bool,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -92,7 +98,7 @@ def attend_backward(
     *inputs, dkv_before, dk_sum_before = grads = _gradients(q, k, v, x, y, log_gate, has_state)
     q, k, v, do = map(side_by_side, (q, k, v, do))
     x, y = (None if each is None else side_by_side(each) for each in (x, y))
-    call = _call(q, k, v, x, y, log_gate, key_mask, o, den, marks, normalise, eps)
+    call = _call(q, k, v, x, y, log_gate, key_mask, o, den, marks, feature, normalise, eps)
     call.d_o = view(do)
     rates = None if rate is None else torch.tensor(rate, dtype=torch.double)
     after = [None if each is None else each.contiguous() for each in (dkv, dk_sum)]
@@ -116,12 +122,15 @@ def _call(
     o: Tensor,
     den: Tensor,
     marks: Tensor,
+    feature: str | None,
     normalise: bool,
     eps: float,
 ) -> Causal:
     """What both passes say of a call."""
     call = Causal(*q.shape, v.shape[-1], 0 if x is None else x.shape[-1])
     call.eps, call.normalise = eps, normalise
+    call.map_scale, call.map_limit = 1, math.log(LARGEST)
+    call.map_q, call.map_k = (0, 0) if feature is None else MAPS[feature]
     call.q, call.k, call.v, call.x, call.y, call.gate = map(view, (q, k, v, x, y, log_gate))
     call.mask = view(None if key_mask is None else key_mask.unsqueeze(1))
     call.o, call.den, call.marks = view(o), address(den), address(marks)
@@ -169,7 +178,7 @@ def _gradients(
 
 
 @attend.register_fake
-def _(q, k, v, x, y, log_gate, key_mask, rate, kv, k_sum, normalise, eps):  # type: ignore[no-untyped-def]
+def _(q, k, v, x, y, log_gate, key_mask, rate, kv, k_sum, feature, normalise, eps):  # type: ignore[no-untyped-def]
     return _outputs(q, k, v, x)
 
 
@@ -179,7 +188,7 @@ def _(do, dkv, dk_sum, q, k, v, x, y, log_gate, mask, o, den, marks, rate, has_s
 
 
 def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    *tensors, ctx.rate, kv, k_sum, ctx.normalise, ctx.eps = inputs
+    *tensors, ctx.rate, kv, k_sum, ctx.feature, ctx.normalise, ctx.eps = inputs
     o, den, _, _, marks = output
     ctx.has_state = kv is not None
     ctx.save_for_backward(kv, k_sum, *tensors, o, den, marks)
@@ -190,18 +199,19 @@ def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 def _differentiate(ctx, do, _dden, dkv, dk_sum, _dmarks):  # type: ignore[no-untyped-def]
     kv, k_sum, *saved = ctx.saved_tensors  # Once: checkpointing computes them anew at each look.
     if differentiable_again():
-        given = *saved[:-3], ctx.rate, kv, k_sum, ctx.normalise, ctx.eps
+        given = *saved[:-3], ctx.rate, kv, k_sum, ctx.feature, ctx.normalise, ctx.eps
         return gradients(_plain, given, (do, dkv, dk_sum))
     do = torch.zeros_like(saved[2]) if do is None else do
-    options = ctx.rate, ctx.has_state, ctx.normalise, ctx.eps
+    options = ctx.rate, ctx.has_state, ctx.feature, ctx.normalise, ctx.eps
     grads = attend_backward(do, dkv, dk_sum, *saved, *options)
     *inputs, dkv, dk_sum = (grad if grad.numel() else None for grad in grads)
-    return *inputs, None, None, dkv, dk_sum, None, None
+    return *inputs, None, None, dkv, dk_sum, None, None, None
 
 
-def _plain(q, k, v, x, y, log_gate, key_mask, rate, kv, k_sum, normalise, eps):  # type: ignore[no-untyped-def]
+def _plain(q, k, v, x, y, log_gate, key_mask, rate, kv, k_sum, feature, normalise, eps):  # type: ignore[no-untyped-def]
     """The attended values and the state after, by operations of torch alone."""
-    tokens = without_pads(Tokens(q, k, v, x, y), key_mask)
+    tokens = Tokens(q, k, v, x, y)
+    tokens = without_pads(tokens if feature is None else mapped(tokens, feature), key_mask)
     return chunked.plain(*tokens, log_gate, rate, kv, k_sum, 64, normalise, eps)
 
 
