@@ -2,6 +2,7 @@
 
 #include "causal.h"
 #include "kernels.h"
+#include "step.h"
 
 namespace {
 
@@ -22,8 +23,14 @@ template <class Op> void rows(const void *call, float *scratch, Rows next, void 
     for (int64_t row; (row = next(from)) >= 0;) op.run(a, row);
 }
 
+void step_rows(const void *call, float *, Rows next, void *from) {
+    const Step &a = *(const Step *)call;
+    OneStep op(a);
+    for (int64_t row; (row = next(from)) >= 0;) op.run(a, row);
+}
+
 } // namespace
 
 #define NAMED(set) kernels_##set
 #define OF(set) NAMED(set)
-extern const Kernels OF(SET) = {causal_scratch, rows<Forward>, rows<Backward>};
+extern const Kernels OF(SET) = {causal_scratch, rows<Forward>, rows<Backward>, step_rows};

@@ -10,5 +10,5 @@ typedef void (*Share)(const void *call, float *scratch, Rows next, void *from);
 
 struct Kernels {
     int64_t (*causal_scratch)(const Causal *call, int backward);
-    Share causal, causal_backward;
+    Share causal, causal_backward, step;
 };

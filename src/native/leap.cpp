@@ -97,4 +97,8 @@ void leap_causal(const Causal *call, float *scratch, int threads) {
 void leap_causal_backward(const Causal *call, float *scratch, int threads) {
     share_out(in_use().kernels->causal_backward, call, call->batch * call->heads, scratch, leap_causal_scratch(call, 1), threads);
 }
+
+void leap_step(const Step *call, int threads) {
+    share_out(in_use().kernels->step, call, call->batch * call->heads, nullptr, 0, threads);
+}
 }

@@ -37,6 +37,19 @@ typedef struct {
     View dq, dk, dv, dx, dy, dgate;
 } Causal;
 
+/* Causal linear attention of one more token for each row; see step.h. */
+typedef struct {
+    int64_t batch, heads, features, values, rank;
+    double eps;
+    int64_t normalise;
+    View q, k, v, x, y;       /* [b, h, 1, ...] */
+    View gate;                /* [b, h, 1] */
+    View mask;                /* bytes [b, 1, 1], 0 at pads */
+    const double *kv, *k_sum; /* the state before, [b, h, r f, e] and [b, h, r f] */
+    double *kv_after, *k_sum_after;
+    View o;
+} Step;
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -50,6 +63,7 @@ int leap_use_instructions(const char *name);
 int64_t leap_causal_scratch(const Causal *call, int backward);
 void leap_causal(const Causal *call, float *scratch, int threads);
 void leap_causal_backward(const Causal *call, float *scratch, int threads);
+void leap_step(const Step *call, int threads);
 
 #ifdef __cplusplus
 }

@@ -177,6 +177,23 @@ def test_pads_may_hold_anything():
     assert_close(call.run("native"), expected, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("gated", GATED)
+@pytest.mark.parametrize("rank", [0, 2, 3])
+def test_a_step_of_one_token_is_that_of_double_precision(rank, gated, instructions):
+    for masked, from_state, normalise in product([False, True], repeat=3):
+        call = Call(1, (8, 24), rank, gated, masked, from_state, normalise=normalise)
+        with torch.no_grad():
+            found = call.attend("native", **call.inputs)
+            given = {name: x.double() for name, x in call.inputs.items()}
+            o, state = call.attend("torch", **given)
+        assert relative_error(found[0], o) <= TOLERANCES[torch.float32].output
+        exact = state.tensors()
+        for name, x in found[1].tensors().items():
+            assert relative_error(x, exact[name]) <= TOLERANCES[torch.float32].output, name
+        if from_state:  # Else there are no gradients but those of rounding.
+            assert_within_tolerance(call.run("native"), call.run("torch", torch.double))
+
+
 @pytest.mark.parametrize("outermost", [1, 2, 3])
 def test_any_strides_give_the_same_bits(outermost):
     call = Call(70, (8, 8), 2, "gates", True, False)

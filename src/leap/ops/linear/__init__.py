@@ -55,6 +55,7 @@ from leap.ops.linear.reference import (
 )
 from leap.ops.linear.state import LinearState, sums
 from leap.ops.native import causal as native
+from leap.ops.native import step as native_step
 from leap.ops.packing import run_packed
 from leap.ops.state import as_given, count_tokens, finest, mask_tokens
 from leap.ops.travel import clock, travelled
@@ -427,6 +428,8 @@ def _attend(
             is_first=state is None,
             eps=eps,
         )
+    elif chosen == "native" and not _needs_grad(tokens, before, log_gate):
+        o, after = _step_natively(tokens, before, log_gate, rate, key_mask, normalise, eps)
     elif tokens.q.shape[2] == 1:
         tokens = without_pads(tokens, key_mask)
         gate = None if log_gate is None else log_gate.squeeze(2)
@@ -474,6 +477,33 @@ def _natively(
     )
     n_real = count_tokens(k, key_mask)
     return o, _moved_on(before, kv, k_sum, gate, rate, k.shape[2], n_real)
+
+
+def _needs_grad(tokens: Tokens, before: LinearState, log_gate: Tensor | None) -> bool:
+    """Whether someone may ask for a gradient."""
+    given = (*tokens, before.kv, before.k, log_gate)
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
+
+
+def _step_natively(
+    tokens: Tokens,
+    before: LinearState,
+    log_gate: Tensor | None,
+    rate: list[float] | None,
+    key_mask: Tensor | None,
+    normalise: bool,
+    eps: float,
+) -> tuple[Tensor, LinearState]:
+    """One token, by the native library."""
+    q, k, v, *weights = tokens
+    x, y = (None if each is None else each.float() for each in weights)
+    gate = None if log_gate is None else log_gate.squeeze(-1)
+    if rate is not None:
+        gate = q.new_tensor(rate, dtype=torch.float32).view(1, -1, 1).expand(q.shape[:3])
+    o, kv, k_sum = native_step.attend(
+        q, k, v, x, y, gate, key_mask, before.kv, before.k, normalise, eps
+    )
+    return o, _moved_on(before, kv, k_sum, gate, None, 1, count_tokens(k, key_mask))
 
 
 def _by_the_formula(

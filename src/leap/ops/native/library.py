@@ -48,6 +48,19 @@ class Causal(ctypes.Structure):
     )
 
 
+class Step(ctypes.Structure):
+    """A call of causal linear attention of one token."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("batch", "heads", "features", "values", "rank")),
+        ("eps", ctypes.c_double),
+        ("normalise", ctypes.c_int64),
+        *((name, View) for name in ("q", "k", "v", "x", "y", "gate", "mask")),
+        *((name, ctypes.c_void_p) for name in ("kv", "k_sum", "kv_after", "k_sum_after")),
+        ("o", View),
+    )
+
+
 def view(x: Tensor | None) -> View:
     """A tensor as the library sees it; its last axis must run along memory if it has four."""
     if x is None or not x.numel():
@@ -124,6 +137,11 @@ def run_causal(call: Causal, *, backward: bool, like: Tensor, work: int) -> None
     scratch = like.new_empty(threads * size, dtype=torch.float32)
     function = library.leap_causal_backward if backward else library.leap_causal
     function(ctypes.byref(call), ctypes.c_void_p(scratch.data_ptr()), threads)
+
+
+def run_step(call: Step, work: int) -> None:
+    """Run a step whose struct is filled in."""
+    _loaded().leap_step(ctypes.byref(call), n_threads(work, call.batch * call.heads))
 
 
 def refuses(tensors: Iterable[Tensor | None]) -> str | None:
