@@ -1,20 +1,18 @@
 """Training: from a prepared corpus to a run folder with a model that reads and writes in turn."""
 
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from transformers import set_seed
-
 from leap.errors import ConfigError
+from leap.reports.files import read_json
+from leap.reports.progress import Progress, silent
 from leap.tasks.simul.audio.features import SPEC_AUGMENT
 from leap.tasks.simul.data import Collate, Drawn, TokenBatches
 from leap.tasks.simul.model import ModelConfig, Translator, build_model, save_model, take_encoder
 from leap.tasks.simul.paths import Paths
 from leap.tasks.simul.prepare import Prepared, load_prepared
-from leap.training import Fitted, Progress, Recipe, RunFolder, fit, plot_curves, processes
-from leap.training.folder import read_json
+from leap.training import Recipe, RunFolder, Work, train_run
 
 DEFAULT_STEPS = 800
 RESULTS = {"steps": int, "best_step": int, "best_loss": float, "averaged": bool, "parameters": int}
@@ -70,7 +68,7 @@ class TrainConfig(Recipe, Paths, ModelConfig):
         return super().n_steps(n_items)
 
 
-def train(config: TrainConfig, progress: Progress | None = None) -> dict[str, Any]:
+def train(config: TrainConfig, progress: Progress = silent) -> dict[str, Any]:
     """Train as the config says, or go on with it, or, if that has been done, tell the results.
 
     Under `torchrun` every process calls this; the first one writes.
@@ -85,52 +83,11 @@ def train(config: TrainConfig, progress: Progress | None = None) -> dict[str, An
     finished = folder.metrics(RESULTS)
     if finished is not None:
         return finished
-    group = processes(config.device)
-    with group.main_process_first():
-        prepared = load_prepared(config.data)
-        extractor = prepared.extractor
-        set_seed(config.seed)
-        model = build_model(
-            config, prepared.vocabulary, None if extractor is None else extractor.feature_size
-        )
-        model.config.source_language = prepared.facts["source"]
-        if config.encoder_from is not None:
-            take_encoder(model, prepared.vocabulary, config.encoder_from)
-        folder.create({"sentences": read_json(config.data / "data.json")["text"]})
-
-    with folder.alone() if group.is_main_process else nullcontext():
-        fitted = _fit(config, model, prepared, folder, progress)
-        if not group.is_main_process:
-            return {}
-        return _finish(config, model, prepared, folder, fitted)
+    return train_run(folder, RESULTS, config, lambda: _work(config), progress)
 
 
-def _finish(
-    config: TrainConfig, model: Translator, prepared: Prepared, folder: RunFolder, fitted: Fitted
-) -> dict[str, Any]:
-    """Write the model and the results."""
-    folder.write_folder(
-        "model", lambda path: save_model(model, prepared.vocabulary, prepared.extractor, path)
-    )
-    plot_curves({config.attention: fitted.history}, folder.path / "curve.png", config.data.name)
-    metrics = {
-        **asdict(fitted),
-        "parameters": model.num_parameters(),
-        "sentences": prepared.facts["sentences"]["train"],
-        "pieces": len(prepared.vocabulary),
-    }
-    metrics["history"] = metrics.pop("history")  # Long, so last.
-    folder.write_metrics(metrics)
-    return metrics
-
-
-def _fit(
-    config: TrainConfig,
-    model: Translator,
-    prepared: Prepared,
-    folder: RunFolder,
-    progress: Progress | None,
-) -> Fitted:
+def _work(config: TrainConfig) -> Work:
+    prepared = load_prepared(config.data)
     is_spoken = prepared.extractor is not None
     tokens = config.tokens or (16384 if is_spoken else 1024)
     gaps = None if config.augment is None else SPEC_AUGMENT[config.augment]
@@ -143,13 +100,31 @@ def _fit(
         seed=config.seed,
         with_transcript=is_spoken and config.ctc_weight > 0,
     )
-    return fit(
-        model,
-        Drawn(TokenBatches(train, tokens, n_steps * config.batch, config.seed)),
-        Drawn(TokenBatches(valid, tokens, seed=None)),
-        replace(config, steps=n_steps, epochs=None),
-        folder,
-        progress,
-        collate=collate,
-        shuffle=False,
+    return Work(
+        name=config.attention,
+        title=config.data.name,
+        digests={"sentences": read_json(config.data / "data.json")["text"]},
+        build=lambda: _build(config, prepared),
+        train=Drawn(TokenBatches(train, tokens, n_steps * config.batch, config.seed)),
+        held_out=Drawn(TokenBatches(valid, tokens, seed=None)),
+        recipe=replace(config, steps=n_steps, epochs=None),
+        results=lambda model, fitted: {
+            **asdict(fitted),
+            "parameters": model.num_parameters(),
+            "sentences": prepared.facts["sentences"]["train"],
+            "pieces": len(prepared.vocabulary),
+        },
+        save=lambda model, path: save_model(model, prepared.vocabulary, prepared.extractor, path),
+        options={"collate": collate, "shuffle": False},
     )
+
+
+def _build(config: TrainConfig, prepared: Prepared) -> Translator:
+    extractor = prepared.extractor
+    model = build_model(
+        config, prepared.vocabulary, None if extractor is None else extractor.feature_size
+    )
+    model.config.source_language = prepared.facts["source"]
+    if config.encoder_from is not None:
+        take_encoder(model, prepared.vocabulary, config.encoder_from)
+    return model
