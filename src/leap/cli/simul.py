@@ -4,8 +4,6 @@ from transformers.utils import logging
 
 from leap.cli.progress import progress_shown
 from leap.cli.table import show_table
-from leap.reports.progress import Status
-from leap.reports.table import Table
 from leap.tasks.simul import evaluate as evaluating
 from leap.tasks.simul import prepare as preparing
 from leap.tasks.simul import report as reporting
@@ -21,10 +19,8 @@ logging.set_verbosity_error()
 
 def prepare(config: PrepareConfig) -> None:
     """Prepare the corpus, and say what it holds and where it is."""
-    with progress_shown() as show:
-        prepared = preparing.prepare(
-            config, lambda name, done, total: show(Status(done, total, name))
-        )
+    with progress_shown() as progress:
+        prepared = preparing.prepare(config, progress)
     facts = prepared.facts
     print(
         f"{facts['corpus']}, {facts['source']} to {facts['target']}, "
@@ -53,12 +49,10 @@ def train(config: TrainConfig) -> None:
 
 def evaluate(config: EvalConfig) -> None:
     """Translate and score, print the table, and say where the files are."""
-    with progress_shown() as show:
-        found = evaluating.evaluate(
-            config, lambda name, done, total: show(Status(done, total, name))
-        )
+    with progress_shown() as progress:
+        found = evaluating.evaluate(config, progress)
     for table in evaluating.tables(found):
-        show_table(Table(table.title, table.columns, table.rows))
+        show_table(table)
     for line in evaluating.notes(found):
         print(line)
     scores = found[0].scores
@@ -69,5 +63,5 @@ def evaluate(config: EvalConfig) -> None:
 def report(config: ReportConfig) -> None:
     """Print the tables, and say where the files are."""
     for table in reporting.report(config):
-        show_table(Table(table.title, table.columns, table.rows))
+        show_table(table)
     print(f"wrote {config.output}")

@@ -3,8 +3,6 @@
 There is no training loop here. What is trained, and on what, is the tasks' affair.
 """
 
-from leap.reports.plots import plot_curves
-from leap.reports.progress import Progress
 from leap.training.clock import now
 from leap.training.fit import (
     Fitted,
@@ -23,13 +21,11 @@ __all__ = [
     "Fitted",
     "Measure",
     "PeakBytes",
-    "Progress",
     "Recipe",
     "RunFolder",
     "Work",
     "fit",
     "now",
-    "plot_curves",
     "processes",
     "quiet",
     "save_weights",

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from leap.errors import FileError
+from leap.reports.files import read_json, write_json
 from leap.reports.progress import Say
-from leap.training.folder import give_usual_modes, read_json, write_json
+from leap.training.folder import give_usual_modes
 
 MANIFEST = "manifest.json"
 STATE = "trainer_state.json"

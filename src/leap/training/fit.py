@@ -84,7 +84,7 @@ def fit(
     held_out: Dataset[Any],
     recipe: Recipe,
     folder: RunFolder,
-    progress: Progress | None = None,
+    progress: Progress = silent,
     *,
     collate: Collate | None = None,
     measure: Measure | None = None,
@@ -116,7 +116,6 @@ def fit(
         TrainingError: if the loss is no longer a number.
         FileError: if there are checkpoints, but none to go on from, or one cannot be written.
     """
-    progress = progress or silent
     n_items = len(train)  # type: ignore[arg-type]
     n_steps = recipe.n_steps(n_items)
     arguments = _arguments(recipe, folder, n_steps, measure)

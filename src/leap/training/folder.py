@@ -24,10 +24,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from leap.errors import FileError
-from leap.reports.files import read_json as read_json
-from leap.reports.files import write_json as write_json
-from leap.reports.files import write_report
-from leap.reports.files import write_whole as write_whole
+from leap.reports.files import read_json, write_json, write_report, write_whole
 
 Extends = Callable[[Mapping[str, Any]], bool]
 """Whether a run is one with these settings, and more steps."""

@@ -30,6 +30,9 @@ from typing import Any, Literal
 from matplotlib.figure import Figure
 
 from leap.errors import ConfigError, LeapError
+from leap.reports.files import write_json, write_whole
+from leap.reports.progress import Progress, Status, silent
+from leap.reports.table import Table, csv_table, markdown
 from leap.tasks.simul.audio.pauses import Pauses
 from leap.tasks.simul.corpora.corpus import Sentence
 from leap.tasks.simul.paths import Wait
@@ -58,10 +61,6 @@ from leap.tasks.simul.scoring.resegment import check_size
 from leap.tasks.simul.scoring.simuleval import write_simuleval
 from leap.tasks.simul.streaming.policies import Offline, read_policy, waiting
 from leap.tasks.simul.streaming.stream import Interpreter, load_trained
-from leap.training.folder import write_json, write_whole
-from leap.training.table import csv_table, markdown_table
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +183,7 @@ class Trial:
     note: str = ""
 
 
-def evaluate(config: EvalConfig, progress: Progress | None = None) -> list[Evaluated]:
+def evaluate(config: EvalConfig, progress: Progress = silent) -> list[Evaluated]:
     """Translate and score under every policy, and write the results."""
     prepared = load_prepared(config.data)
     tests = [part for part in prepared.parts if part not in ("train", "valid")]
@@ -199,8 +198,7 @@ def evaluate(config: EvalConfig, progress: Progress | None = None) -> list[Evalu
         folder.mkdir(parents=True, exist_ok=True)
 
         def tell(done: int, name: str = name) -> None:
-            if progress is not None:
-                progress(name, done, len(sentences))
+            progress(Status(done, len(sentences), name))
 
         run = _short if config.long_form is None else _long
         found.append(run(task, trial, folder, tell))
@@ -410,15 +408,6 @@ def run_simuleval(
     return read_instances(folder / "instances.log")
 
 
-@dataclass(frozen=True)
-class Table:
-    """Scores, a row for each of what was scored."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
 def tables(found: Sequence[Evaluated]) -> list[Table]:
     """The scores; where it was measured, latency with computing; and what OmniSTEval found."""
     is_speech = any(each.real_time_factor is not None for each in found)
@@ -487,11 +476,7 @@ def _write(task: Task, found: Sequence[Evaluated]) -> None:
         )
     facts = {"config": asdict(config), "part": task.part, "unit": unit, "results": results}
     write_json(config.output / "results.json", facts)
-    parts = [
-        (f"**{table.title}**\n\n" if table.title else "")
-        + markdown_table(table.columns, table.rows)
-        for table in tables(found)
-    ]
+    parts: list[str | Table] = [*tables(found)]
     parts.append(
         f"{found[0].scores.sentences} sentences of {task.part}, latency in {unit}"
         + (f"; beam {config.beam} at the end\n\n" if config.beam > 1 else "\n\n")
@@ -499,7 +484,7 @@ def _write(task: Task, found: Sequence[Evaluated]) -> None:
     )
     if lines := notes(found):
         parts.append("\n".join(f"- {line}" for line in lines))
-    write_whole(config.output / "results.md", "\n\n".join(parts) + "\n")
+    write_whole(config.output / "results.md", markdown(*parts))
     title = f"{config.run.name} on {task.part}"
     _plot(found, unit, title).savefig(config.output / "curve.png", dpi=150)
     if config.long_form is not None:

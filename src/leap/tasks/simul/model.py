@@ -15,11 +15,11 @@ from leap.models import (
     LeapformerSpeechConfig,
 )
 from leap.models.fbank import LeapformerFeatureExtractor
+from leap.reports.files import read_json
 from leap.tasks.files import check_logits, check_one_run, check_weights, reading_model
 from leap.tasks.mechanism import AttentionOptions
 from leap.tasks.simul.vocabulary import BOS, EOS, PAD, Vocabulary, load_vocabulary
 from leap.training import quiet
-from leap.training.folder import read_json
 
 Translator = LeapformerForSeq2SeqLM | LeapformerForSpeechSeq2Seq
 

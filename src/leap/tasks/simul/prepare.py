@@ -21,6 +21,8 @@ from typing import Any, Literal
 
 from leap.errors import ConfigError, FileError
 from leap.models.fbank import LeapformerFeatureExtractor, Samples
+from leap.reports.files import write_whole
+from leap.reports.progress import Progress, silent
 from leap.tasks.simul.audio.features import SpecAugment, load_sound
 from leap.tasks.simul.corpora.corpus import Corpus, Sentence, texts
 from leap.tasks.simul.corpora.covost import read_covost
@@ -31,7 +33,6 @@ from leap.tasks.simul.corpora.prompts import TARGETS, prompts_sound, read_prompt
 from leap.tasks.simul.corpora.s2t import read_part, read_s2t, write_config, write_part
 from leap.tasks.simul.corpora.speak import speaker
 from leap.tasks.simul.corpora.speech import (
-    Progress,
     SoundOf,
     Store,
     estimate,
@@ -49,7 +50,7 @@ from leap.tasks.simul.vocabulary import (
     train_vocabulary,
 )
 from leap.training import RunFolder
-from leap.training.folder import read_results, write_whole
+from leap.training.folder import read_results
 
 READERS: Mapping[str, Callable[[Path, str, str], Corpus]] = {
     "text": read_parallel,
@@ -185,7 +186,7 @@ class Prepared:
         return found
 
 
-def prepare(config: PrepareConfig, progress: Progress | None = None) -> Prepared:
+def prepare(config: PrepareConfig, progress: Progress = silent) -> Prepared:
     """Prepare a corpus as the config says, or go on with it, or, if that has been done, read it."""
     settings = asdict(config)
     settings.pop("output")
@@ -236,9 +237,7 @@ def load_prepared(folder: Path) -> Prepared:
     return Prepared(folder, load_vocabulary(folder / "vocabulary"), extractor, facts)
 
 
-def _prepare(
-    config: PrepareConfig, corpus: Corpus, folder: RunFolder, progress: Progress | None
-) -> None:
+def _prepare(config: PrepareConfig, corpus: Corpus, folder: RunFolder, progress: Progress) -> None:
     path = folder.path
     extractor = None
     sound_of = _sound_of(config, corpus)
@@ -309,7 +308,7 @@ def _recording(part: str, sentence: Sentence) -> tuple[Samples, str]:
 
 
 def _store_recordings(
-    corpus: Corpus, path: Path, extractor: LeapformerFeatureExtractor, progress: Progress | None
+    corpus: Corpus, path: Path, extractor: LeapformerFeatureExtractor, progress: Progress
 ) -> Corpus:
     """Store frames of recordings to train on; sentences that came as frames stay as they are."""
     framed, recorded = (

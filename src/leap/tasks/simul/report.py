@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from leap.errors import ConfigError, FileError
-from leap.tasks.simul.evaluate import Table
+from leap.reports.files import read_json, write_report
+from leap.reports.table import Table, csv_table, markdown
 from leap.tasks.simul.scoring.curves import Point, families, plot_quality
-from leap.training.folder import read_json, write_whole
-from leap.training.table import csv_table, markdown_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,16 +63,8 @@ def report(config: ReportConfig) -> list[Table]:
         for each in found
         for policy, (laal, bleu) in each.points.items()
     ]
-    parts = [f"**{table.title}**\n\n{markdown_table(table.columns, table.rows)}" for table in shown]
-    try:
-        config.output.mkdir(parents=True, exist_ok=True)
-        write_whole(config.output / "report.md", "\n\n".join(parts) + "\n")
-        write_whole(config.output / "report.csv", csv_table(records))
-        picture.savefig(config.output / "report.png", dpi=150)
-    except OSError as error:
-        raise FileError(
-            f"cannot write to {config.output} ({error.strerror}); give another output folder"
-        ) from error
+    files = {"report.md": markdown(*shown), "report.csv": csv_table(records), "report.png": picture}
+    write_report(config.output, files)
     return shown
 
 

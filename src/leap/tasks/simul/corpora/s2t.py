@@ -14,9 +14,9 @@ from typing import Any
 
 from leap.errors import FileError
 from leap.models.fbank import LeapformerFeatureExtractor
+from leap.reports.files import write_whole
 from leap.tasks.simul.audio.files import RATE, Audio, sound_facts
 from leap.tasks.simul.corpora.corpus import PARTS, Corpus, Reader, Sentence, with_held_out
-from leap.training.folder import write_whole
 
 NEEDED = ("id", "audio", "n_frames", "tgt_text")
 COLUMNS = (*NEEDED, "speaker", "src_text")

@@ -14,16 +14,15 @@ from typing import Literal
 
 from leap.errors import FileError
 from leap.models.fbank import Frames, LeapformerFeatureExtractor, Samples
+from leap.reports.files import write_whole
+from leap.reports.progress import Progress, Status, silent
 from leap.tasks.simul.audio.features import Statistics, load_frames
 from leap.tasks.simul.audio.files import Audio, write_frames, write_sound
 from leap.tasks.simul.corpora.corpus import Corpus, Reader, Sentence
 from leap.tasks.simul.corpora.s2t import read_part, write_part
-from leap.training.folder import write_whole
 
 Store = Literal["sound", "features"]
 SoundOf = Callable[[str, Sentence], tuple[Samples, str]]
-Progress = Callable[[str, int, int], None]
-"""Told what is done, how much of it, and how much there is."""
 SHARD = 200
 """Sentences stored at once."""
 ENOUGH = 2000
@@ -36,7 +35,7 @@ def store_speech(
     sound_of: SoundOf,
     extractor: LeapformerFeatureExtractor,
     store: Store = "features",
-    progress: Progress | None = None,
+    progress: Progress = silent,
     workers: int | None = None,
 ) -> Corpus:
     """Keep the sound of every sentence in a folder, or go on with it after a stop.
@@ -77,8 +76,7 @@ def store_speech(
                 parts[part] += read_part(table, root=folder)
                 left_out += table.with_suffix(".txt").read_text(encoding="utf-8").splitlines()
                 done += len(shard)
-                if progress is not None:
-                    progress("sentences", done, total)
+                progress(Status(done, total, "sentences"))
     parts = {part: sentences for part, sentences in parts.items() if sentences}
     if not parts.get("train"):
         raise FileError(f"no sentence of {corpus.name} can be heard ({(left_out or ['?'])[0]})")
@@ -86,7 +84,7 @@ def store_speech(
 
 
 def those_heard(
-    corpus: Corpus, extractor: LeapformerFeatureExtractor, progress: Progress | None = None
+    corpus: Corpus, extractor: LeapformerFeatureExtractor, progress: Progress = silent
 ) -> Corpus:
     """The corpus less the sentences whose sound cannot be read where it lies."""
     total = sum(map(len, corpus.parts.values()))
@@ -99,8 +97,7 @@ def those_heard(
                 load_frames(sentence.audio, extractor)
                 reader.parts.setdefault(part, []).append(sentence)
             done += 1
-            if progress is not None:
-                progress("sentences", done, total)
+            progress(Status(done, total, "sentences"))
     return replace(corpus, parts=reader.parts, left_out=[*corpus.left_out, *reader.left_out])
 
 

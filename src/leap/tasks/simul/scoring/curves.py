@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 
+from leap.reports.plots import Line, Panel, plot
 from leap.tasks.simul.streaming.policies import Offline
-from leap.training.curve import COLOURS, LINES
 
 Point = tuple[float, float]
 """LAAL and BLEU."""
@@ -23,26 +23,16 @@ def plot_quality(
         title: what was evaluated.
         named: lines whose dots have their policy's name beside them.
     """
-    figure = Figure(figsize=(8, 5.5), layout="constrained")
-    axes = figure.subplots()
-    for i, (label, points) in enumerate(lines.items()):
-        axes.plot(
-            *zip(*sorted(points.values()), strict=True),
-            marker="o",
-            label=label,
-            color=COLOURS[i % len(COLOURS)],
-            linestyle=LINES[i // len(COLOURS) % 2],
+    drawn = [
+        Line(
+            label,
+            sorted(points.values()),
+            names=sorted(points, key=lambda name: points[name]) if label in named else (),
         )
-        for name, point in points.items() if label in named else ():
-            axes.annotate(name, point, xytext=(5, -12), textcoords="offset points", fontsize=8)
-    if len(lines) > 1:
-        axes.legend(frameon=False)
-    axes.set_xlabel(f"latency: LAAL ({unit})")
-    axes.set_ylabel("quality: BLEU")
-    axes.grid(color="#dddddd", linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(title, fontsize=11)
-    return figure
+        for label, points in lines.items()
+    ]
+    panel = Panel(x=f"latency: LAAL ({unit})", y="quality: BLEU", lines=drawn)
+    return plot([panel], title)
 
 
 def families(names: Sequence[str]) -> dict[str, list[str]]:

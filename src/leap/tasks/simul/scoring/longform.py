@@ -15,6 +15,8 @@ from matplotlib.figure import Figure
 
 from leap.errors import ConfigError
 from leap.models.fbank import Samples
+from leap.reports.plots import Line, Panel, plot
+from leap.reports.table import KIB
 from leap.tasks.simul.audio.files import read_sound
 from leap.tasks.simul.corpora.corpus import Sentence
 from leap.tasks.simul.scoring.metrics import Amount, Instance
@@ -241,21 +243,20 @@ def cost_curve(steps: Sequence[Step]) -> tuple[list[float], list[float], list[fl
 
 def plot_cost(curves: dict[str, Sequence[Step]], unit: str, title: str) -> Figure:
     """Time of a step and size of what is kept, against the place in the stream."""
-    figure = Figure(figsize=(8, 7), layout="constrained")
-    above, below = figure.subplots(2, sharex=True)
     scale, shown = (60_000, "minutes") if unit == "ms" else (1, unit)
-    for name, steps in curves.items():
-        places, seconds, sizes = cost_curve(steps)
-        positions = [place / scale for place in places]
-        above.plot(positions, [1000 * value for value in seconds], marker=".", label=name)
-        below.plot(positions, [value / 1024 for value in sizes], marker=".", label=name)
-    above.set_ylabel("a step (ms, median)")
-    below.set_ylabel("state (KiB)")
-    below.set_xlabel(f"place in the stream ({shown})")
-    for axes in (above, below):
-        axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
-        axes.grid(color="#dddddd", linewidth=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
-    above.legend(frameon=False)
-    figure.suptitle(title, fontsize=11)
-    return figure
+    found = {name: cost_curve(steps) for name, steps in curves.items()}
+    panels = [
+        Panel(
+            x=f"place in the stream ({shown})",
+            y=label,
+            lines=[
+                Line(
+                    name, [(x / scale, y * factor) for x, y in zip(curve[0], curve[i], strict=True)]
+                )
+                for name, curve in found.items()
+            ],
+            y_limits=(0, None),
+        )
+        for i, label, factor in ((1, "a step (ms, median)", 1000), (2, "state (KiB)", 1 / KIB))
+    ]
+    return plot(panels, title, n_columns=1, shared=True)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from leap.errors import ConfigError, FileError, LeapError
 from leap.extras import install_command
+from leap.reports.files import write_whole
 from leap.tasks.files import read_text
 from leap.tasks.simul.scoring.longform import Translated
 from leap.tasks.simul.scoring.metrics import METRICS
-from leap.training.folder import write_whole
 
 
 def check_installed() -> None:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from leap.errors import InputError
+from leap.reports.files import write_whole
 from leap.tasks.simul.audio.files import read_sound, write_sound
 from leap.tasks.simul.corpora.corpus import Sentence
-from leap.training.folder import write_whole
 
 
 def write_simuleval(folder: Path, part: str, sentences: Sequence[Sentence]) -> tuple[Path, Path]:

@@ -28,6 +28,7 @@ from leap.layers.attention import DotProductAttention
 from leap.models.fbank import LeapformerFeatureExtractor
 from leap.models.states import States
 from leap.ops.state import State, load_states, save_states, state
+from leap.reports.files import read_json
 from leap.tasks.files import reading_model
 from leap.tasks.simul.audio.pauses import Pauses
 from leap.tasks.simul.model import Translator, load_run
@@ -36,7 +37,6 @@ from leap.tasks.simul.streaming.policies import Offline, Policy, read_policy
 from leap.tasks.simul.streaming.search import Open, search
 from leap.tasks.simul.streaming.sources import Chunk, Source, SpeechSource, TextSource
 from leap.tasks.simul.vocabulary import BOS, EOS, PAD, SPACE, UNK, Vocabulary, Words
-from leap.training.folder import read_json
 
 SPELLS_NOTHING = (BOS, PAD, UNK)
 FEW = 10
