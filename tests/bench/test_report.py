@@ -17,13 +17,8 @@ class Settings:
 
 def make_page():
     figure = plot([Panel(x="tokens", y="ms", lines=lines_of(NUMBERS))], "speed")
-    return Page(
-        name="speed",
-        report=Settings(),
-        description="On an abacus.",
-        tables=[tabulate("milliseconds", NUMBERS, growth=True), tabulate("speed", NUMBERS, times)],
-        figure=figure,
-    )
+    tables = [tabulate("milliseconds", NUMBERS, growth=True), tabulate("speed", NUMBERS, times)]
+    return Page("speed", Settings(), "On an abacus.", tables, figure)
 
 
 def test_markdown_has_every_table_below_the_description():

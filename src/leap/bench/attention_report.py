@@ -12,13 +12,7 @@ from leap.reports.table import MIB, Table, tabulate, times
 
 def page(report: BenchReport) -> Page:
     """The tables, the plot and the sentence that go with the report."""
-    return Page(
-        name="attention",
-        report=report,
-        description=describe(report),
-        tables=tables(report),
-        figure=draw(report),
-    )
+    return Page("attention", report, describe(report), tables(report), draw(report))
 
 
 def tables(report: BenchReport) -> list[Table]:

@@ -10,13 +10,7 @@ from leap.reports.table import KIB, Table, digits, tabulate, times
 
 def page(report: DecodeReport) -> Page:
     """The tables, the plot and the sentences that go with the report."""
-    return Page(
-        name="decode",
-        report=report,
-        description=describe(report),
-        tables=tables(report),
-        figure=draw(report),
-    )
+    return Page("decode", report, describe(report), tables(report), draw(report))
 
 
 def tables(report: DecodeReport) -> list[Table]:

@@ -17,13 +17,7 @@ Numbers = dict[tuple[str, str], float]
 
 def page(report: SpeedReport) -> Page:
     """The tables, the plot and the sentence that go with the report."""
-    return Page(
-        name="speed",
-        report=report,
-        description=describe(report),
-        tables=tables(report),
-        figure=draw(report),
-    )
+    return Page("speed", report, describe(report), tables(report), draw(report))
 
 
 def tables(report: SpeedReport) -> list[Table]:
@@ -41,8 +35,8 @@ def _compared(report: SpeedReport, passes: Passes) -> Iterator[Table]:
     if OURS not in report.config.attentions():
         return
     for title, value in (
-        (f"as fast as the others {OURS} is", _seconds),
-        (f"as much memory as {OURS} the others take", _mebibytes),
+        (f"as fast as the others {OURS} is", lambda result: result.seconds),
+        (f"as much memory as {OURS} the others take", lambda result: float(result.peak_bytes)),
     ):
         numbers = _numbers(report, passes, value)
         ratios = {
@@ -57,17 +51,9 @@ def _measured(report: SpeedReport, passes: Passes) -> Iterator[Table]:
     clock = report.machine["clock"]
     milliseconds = _numbers(report, passes, lambda result: 1e3 * result.seconds)
     yield tabulate(f"{passes}: milliseconds of {clock}", milliseconds, corner=CORNER)
-    mebibytes = _numbers(report, passes, _mebibytes)
+    mebibytes = _numbers(report, passes, lambda result: result.peak_bytes / MIB)
     title = f"{passes}: peak memory besides the model, MiB"
     yield tabulate(title, mebibytes, corner=CORNER)
-
-
-def _seconds(result: Result) -> float:
-    return result.seconds
-
-
-def _mebibytes(result: Result) -> float:
-    return result.peak_bytes / MIB
 
 
 def _numbers(report: SpeedReport, passes: Passes, value: Callable[[Result], float]) -> Numbers:

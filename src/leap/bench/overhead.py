@@ -127,17 +127,12 @@ def _measure_at(config: OverheadConfig, length: int, width: int, steps: Steps) -
 
 def page(report: OverheadReport) -> Page:
     """The table, the plot and the sentence that go with the report."""
-    return Page(
-        name="overhead",
-        report=report,
-        description=(
-            f"Training steps of {report.config.batch} text"
-            f"{'s' * (report.config.batch > 1)}; nets of {report.config.hidden} hidden units, "
-            f"parameters without embeddings; {where(report.machine)}."
-        ),
-        tables=[table(report)],
-        figure=draw(report),
+    about = (
+        f"Training steps of {report.config.batch} text{'s' * (report.config.batch > 1)}; nets of "
+        f"{report.config.hidden} hidden units, parameters without embeddings; "
+        f"{where(report.machine)}."
     )
+    return Page("overhead", report, about, [table(report)], draw(report))
 
 
 def table(report: OverheadReport) -> Table:

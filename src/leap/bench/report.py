@@ -11,7 +11,7 @@ from leap.reports.files import write_report
 from leap.reports.table import Table, markdown
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Page:
     """A bench's report as it is shown and written."""
 

@@ -12,13 +12,8 @@ from leap.reports.table import KIB, Table, digits, tabulate
 
 def page(report: StreamReport) -> Page:
     """The tables, the plot and the sentences that go with the report."""
-    return Page(
-        name="stream",
-        report=report,
-        description=describe(report),
-        tables=[table for kind in kinds(report) for table in tables(report, kind)],
-        figure=draw(report),
-    )
+    shown = [table for kind in kinds(report) for table in tables(report, kind)]
+    return Page("stream", report, describe(report), shown, draw(report))
 
 
 def kinds(report: StreamReport) -> list[Kind]:

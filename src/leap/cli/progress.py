@@ -19,7 +19,7 @@ def progress_shown() -> Iterator[Progress]:
     """Show progress on standard error, by a bar for each name or by lines, as suits where it is."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _Lines(console)
+        yield _with_notes(_Lines(console))
         return
     bars = Bars(
         TextColumn("{task.description}"),
@@ -34,9 +34,6 @@ def progress_shown() -> Iterator[Progress]:
         tasks = {}
 
         def show(status: Status) -> None:
-            if status.note is not None:
-                _print_note(status.note)
-                return
             if status.name not in tasks:
                 tasks[status.name] = bars.add_task(status.name, doing="")
             # Without a total the bar only shows that something is going on.
@@ -47,7 +44,7 @@ def progress_shown() -> Iterator[Progress]:
                 doing=_doing(status),
             )
 
-        yield show
+        yield _with_notes(show)
 
 
 class _Lines:
@@ -61,9 +58,6 @@ class _Lines:
         self.start = (0.0, 0)
 
     def __call__(self, status: Status) -> None:
-        if status.note is not None:
-            _print_note(status.note)
-            return
         now = monotonic()
         if status.name != self.name:
             self.name, self.news = status.name, None
@@ -97,5 +91,8 @@ def _doing(status: Status) -> str:
     return "  ".join([status.doing] * bool(status.doing) + [*numbers])
 
 
-def _print_note(note: str) -> None:
-    print(f"leap: {note}", file=sys.stderr)
+def _with_notes(show: Progress) -> Progress:
+    """Prints notes as lines of their own."""
+    return lambda status: (
+        show(status) if status.note is None else print(f"leap: {status.note}", file=sys.stderr)
+    )

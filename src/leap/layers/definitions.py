@@ -13,6 +13,8 @@ Axes: b batch, h heads, t tokens, d width of a head.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,12 +29,12 @@ from leap.ops import (
 from leap.ops.features import position_proportion, proportional
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Definition:
     """An attention, from projected inputs to attended values, feature maps included."""
 
     name: str
-    arguments: tuple[str, ...] = ("q", "k", "v")
+    arguments: tuple[str, ...]
     """What `attend` takes: queries, keys, proportions of both `p` and `s`, `focus`, `gate`; the
     values `v` last."""
     scores: Callable[..., Tensor]
@@ -100,60 +102,48 @@ def _cosformer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return causal_proportional_attention(q, k, v, place, place, feature="relu")[0]
 
 
+def _linear(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    return causal_linear_attention(q, k, v, feature="relu", **options)[0]
+
+
+def _leap(focus: Tensor, v: Tensor, window: int | None = None) -> Tensor:
+    return additive_attention(focus, v, window=window)[0]
+
+
+QKV, QKPSV = ("q", "k", "v"), ("q", "k", "p", "s", "v")
 SOFTMAX = (
     Definition(
-        name="softmax",
-        scores=softmax_scores,
-        attend=lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True),
+        "softmax", QKV, softmax_scores, partial(scaled_dot_product_attention, is_causal=True)
     ),
     Definition(
-        name="softmax-bidirectional",
-        scores=softmax_scores,
-        attend=scaled_dot_product_attention,
-        causal=False,
+        "softmax-bidirectional", QKV, softmax_scores, scaled_dot_product_attention, causal=False
     ),
 )
 LEAPFORMER = (
     Definition(
-        name="leapformer",
-        arguments=("q", "k", "p", "s", "v"),
-        scores=leapformer_scores,
-        attend=lambda q, k, p, s, v: causal_proportional_attention(q, k, v, p, s, feature="relu")[
-            0
-        ],
+        "leapformer",
+        QKPSV,
+        leapformer_scores,
+        lambda q, k, p, s, v: causal_proportional_attention(q, k, v, p, s, feature="relu")[0],
     ),
     Definition(
-        name="leapformer-bidirectional",
-        arguments=("q", "k", "p", "s", "v"),
-        scores=leapformer_scores,
-        attend=lambda q, k, p, s, v: linear_attention(
+        "leapformer-bidirectional",
+        QKPSV,
+        leapformer_scores,
+        lambda q, k, p, s, v: linear_attention(
             proportional(relu(q), p), proportional(relu(k), s), v
         ),
         causal=False,
     ),
 )
-COSFORMER = (Definition(name="cosformer", scores=cosformer_scores, attend=_cosformer),)
+COSFORMER = (Definition("cosformer", QKV, cosformer_scores, _cosformer),)
 LINEAR = (
+    Definition("linear", QKV, linear_scores, _linear),
     Definition(
-        name="linear",
-        scores=linear_scores,
-        attend=lambda q, k, v: causal_linear_attention(q, k, v, feature="relu")[0],
-    ),
-    Definition(
-        name="linear-gated",
-        arguments=("q", "k", "gate", "v"),
-        scores=gated_scores,
-        attend=lambda q, k, gate, v: causal_linear_attention(
-            q, k, v, log_gate=gate, feature="relu"
-        )[0],
+        "linear-gated",
+        ("q", "k", "gate", "v"),
+        gated_scores,
+        lambda q, k, gate, v: _linear(q, k, v, log_gate=gate),
     ),
 )
-LEAP = (
-    Definition(
-        name="leap",
-        arguments=("focus", "v"),
-        scores=leap_scores,
-        attend=lambda focus, v, window=None: additive_attention(focus, v, window=window)[0],
-        can_have_window=True,
-    ),
-)
+LEAP = (Definition("leap", ("focus", "v"), leap_scores, _leap, can_have_window=True),)

@@ -201,16 +201,9 @@ def _draw(axes: Axes, panel: Panel, styles: Mapping[str, dict[str, Any]]) -> Non
         if line.spread is not None:
             axes.errorbar(x, y, line.spread, fmt="none", ecolor=style["color"], capsize=3)
         for name, point in zip(line.names, line.points, strict=False):
-            look = {"arrowstyle": "-", "color": style["color"], "linewidth": 0.5}
-            axes.annotate(
-                name,
-                point,
-                (0, 0),
-                textcoords="offset points",
-                fontsize=8,
-                color=style["color"],
-                arrowprops=look,
-            )
+            look = {"fontsize": 8, "color": style["color"], "textcoords": "offset points"}
+            arrow = {"arrowstyle": "-", "color": style["color"], "linewidth": 0.5}
+            axes.annotate(name, point, (0, 0), arrowprops=arrow, **look)
     for (label, level), dashes in zip(panel.levels.items(), DASHES[1:], strict=False):
         axes.axhline(level, color=GREY, linestyle=dashes, label=label)
     for label, place in panel.upright.items():
