@@ -55,9 +55,9 @@ def main(settings: Settings) -> list[str]:
         once = time.perf_counter() - start
         size = path.stat().st_size
         print(f"read {prefix.shape[1]:,} tokens in {once:.2f} s; state of {size:,} B")
-        # A softmax model keeps a key and a value of the model's width for each token and layer.
+        # The KV cache: a key and a value of the width of the model per token and layer.
         keys = 2 * prefix.shape[1] * model.config.n_layer * model.config.hidden_size * 4
-        print(f"  keys and values of a softmax model as large: {keys:,} B")
+        print(f"  KV cache of a softmax model as large: {keys:,} B")
 
         start = time.perf_counter()
         state = model.load_state(path)
