@@ -113,7 +113,7 @@ def test_tables_give_time_speed_flatness_state_and_the_comparison():
     machine["transformers"] = "5"
     made = Report(config=config, machine=machine, results=results)
     time, speed, flatness, state, compared = decode_report.tables(made)
-    assert time.title == "milliseconds of CPU time a token"
+    assert time.title == "milliseconds of CPU time per token"
     assert time.rows == [["leap", "2.0", "2.1"], ["gpt2", "1.0", "30"]]
     assert speed.rows == [["leap", "500", "476"], ["gpt2", "1000", "33"]]
     assert flatness.rows == [["leap", "1.00", "1.05"], ["gpt2", "1.00", "30"]]
@@ -131,14 +131,14 @@ def test_files_are_written_and_say_how_it_was_measured(report, tmp_path):
     assert len(stored["results"]) == 6
     text = paths[1].read_text()
     assert text.startswith("2 layers of width 32, 2 heads, 256 tokens in the vocabulary, batch 1")
-    assert "filled with random keys and values" in text
+    assert "filled with random numbers" in text
     assert imread(paths[2]).ndim == 3
 
 
 def test_the_plot_names_its_axes_with_units_and_every_model(report):
     figure = decode_report.draw(report)
     (axes,) = figure.axes
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("context (tokens)", "CPU time a token (ms)")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("context (tokens)", "CPU time per token (ms)")
     assert axes.get_xscale() == "log"
     assert [t.get_text() for t in figure.legends[0].get_texts()] == [*OURS, "gpt2"]
 

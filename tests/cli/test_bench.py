@@ -46,7 +46,7 @@ def test_help_explains_the_flags_and_ends_with_examples(capsys, verb, promises):
 def test_tables_are_printed_and_files_written(capsys, tmp_path):
     code, out, err = run(capsys, *SMALL, "--output", str(tmp_path / "run"))
     assert code == 0
-    assert "how many times as fast as scaled_dot_product_attention" in out
+    assert "speed-up over scaled_dot_product_attention" in out
     assert "leapformer" in out and "leap-w4" in out
     for name in ("results.json", "results.md", "attention.png"):
         assert f"wrote {tmp_path / 'run' / name}" in out
@@ -57,7 +57,7 @@ def test_tables_are_printed_and_files_written(capsys, tmp_path):
 def test_decoding_is_measured_and_files_written(capsys, tmp_path):
     code, out, err = run(capsys, *SMALL_DECODE, "--output", str(tmp_path / "run"), verb="decode")
     assert code == 0
-    for title in ("milliseconds of CPU time a token", "tokens a second", "1 is flat", "state kept"):
+    for title in ("milliseconds of CPU time per token", "tokens per second", "1 is flat", "state kept"):
         assert title in out
     assert "leapformer" in out and "gpt2" in out
     for name in ("results.json", "results.md", "decode.png"):

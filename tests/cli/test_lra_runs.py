@@ -83,7 +83,7 @@ def test_speed_is_measured(capsys, tmp_path, monkeypatch):
     flags = ["--tasks", "text", "--attention", "leapformer", "--repeats", "1"]
     code, out, err = run(capsys, "speed", *flags, "--output", str(tmp_path))
     assert code == 0
-    assert "how many times as fast as the others leapformer is" in out
+    assert "speed-up of leapformer over the others" in out
     assert "softmax-naive" in out and (tmp_path / "speed.png").is_file()
     assert "text, training step" in err
 

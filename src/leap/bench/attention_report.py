@@ -25,7 +25,7 @@ def _tables_of(report: BenchReport, passes: Passes) -> Iterator[Table]:
     compared = [r for r in results if r.mechanism != r.baseline]
     if compared:
         yield tabulate(
-            f"{passes}: how many times as fast as scaled_dot_product_attention",
+            f"{passes}: speed-up over scaled_dot_product_attention",
             {(r.mechanism, r.length): r.speed for r in compared},
             times,
         )

@@ -18,10 +18,10 @@ def tables(report: DecodeReport) -> list[Table]:
     results = {(r.model, r.context): r for r in report.results}
     shortest = min(context for _, context in results)
     found = [
-        tabulate(f"milliseconds of {report.machine['clock']} a token", milliseconds(report)),
-        tabulate("tokens a second", {case: 1 / r.seconds for case, r in results.items()}),
+        tabulate(f"milliseconds of {report.machine['clock']} per token", milliseconds(report)),
+        tabulate("tokens per second", {case: 1 / r.seconds for case, r in results.items()}),
         tabulate(
-            f"time of a token over that at a context of {shortest} (1 is flat)",
+            f"time per token over that at a context of {shortest} (1 is flat)",
             {
                 (name, context): r.seconds / results[name, shortest].seconds
                 for (name, context), r in results.items()
@@ -39,7 +39,7 @@ def tables(report: DecodeReport) -> list[Table]:
         if name != GPT2 and (GPT2, context) in results
     }
     if speeds:
-        found.append(tabulate("how many times as fast as GPT-2", speeds, times))
+        found.append(tabulate("speed-up over GPT-2", speeds, times))
     return found
 
 
@@ -58,9 +58,9 @@ def describe(report: DecodeReport) -> str:
     )
     if GPT2 in report.config.models:
         text += (
-            " GPT-2's cache was filled with random keys and values, as reading the context would "
+            " GPT-2's KV cache was filled with random numbers, as reading the context would "
             "take it quadratic time; the others read the context. It is a DynamicCache, the "
-            "default of generate(), which copies all keys and values at each token; that is in "
+            "default of generate(), which copies the whole KV cache at each token; that is in "
             "the time."
         )
     return text
@@ -70,7 +70,7 @@ def draw(report: DecodeReport) -> Figure:
     """Time of a token against the context, log-log: a level line is a constant cost."""
     panel = Panel(
         x="context (tokens)",
-        y=f"{report.machine['clock']} a token (ms)",
+        y=f"{report.machine['clock']} per token (ms)",
         lines=lines_of(milliseconds(report)),
         x_scale="sizes",
         y_scale="log",

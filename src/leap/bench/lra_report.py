@@ -35,8 +35,8 @@ def _compared(report: SpeedReport, passes: Passes) -> Iterator[Table]:
     if OURS not in report.config.attentions():
         return
     for title, value in (
-        (f"as fast as the others {OURS} is", lambda result: result.seconds),
-        (f"as much memory as {OURS} the others take", lambda result: float(result.peak_bytes)),
+        (f"speed-up of {OURS} over the others", lambda result: result.seconds),
+        (f"memory of the others over that of {OURS}", lambda result: float(result.peak_bytes)),
     ):
         numbers = _numbers(report, passes, value)
         ratios = {
@@ -44,7 +44,7 @@ def _compared(report: SpeedReport, passes: Passes) -> Iterator[Table]:
             for (name, task), number in numbers.items()
             if name != OURS
         }
-        yield tabulate(f"{passes}: how many times {title}", ratios, times, corner=CORNER)
+        yield tabulate(f"{passes}: {title}", ratios, times, corner=CORNER)
 
 
 def _measured(report: SpeedReport, passes: Passes) -> Iterator[Table]:

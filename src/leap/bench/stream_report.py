@@ -25,8 +25,8 @@ def tables(report: StreamReport, kind: Kind) -> list[Table]:
     """Time of a step, how flat it is, the real-time factor of speech, and the size of the state."""
     found = results(report, kind)
     shortest = min(length for _, length in found)
-    step = "a piece of text" if kind == "text" else "320 ms of speech"
-    unit = "pieces" if kind == "text" else "seconds"
+    step = "a subword of text" if kind == "text" else "320 ms of speech"
+    unit = "subwords" if kind == "text" else "seconds"
     clock = report.machine["clock"]
 
     def table(
@@ -66,11 +66,11 @@ def describe(report: StreamReport) -> str:
     config = report.config
     return (
         f"{config.layers} + {config.layers} layers of width {config.hidden_size}, "
-        f"{config.heads} heads, {config.vocabulary} pieces, random weights, one stream, "
-        f"float32; {where(report.machine)}. A step of text reads one piece and writes one; a step "
-        "of speech makes the frames of 320 ms, reads them, and writes one piece. Ours has read the "
-        f"stream, and {WINDOW} sees the last {config.cross_window} states of it by softmax "
-        "attention; the keys and values of softmax everywhere were filled with random numbers, as "
+        f"{config.heads} heads, {config.vocabulary} subwords, random weights, one stream, "
+        f"float32; {where(report.machine)}. A step of text reads one subword and writes one; a "
+        "step of speech makes the frames of 320 ms, reads them, and writes one subword. Ours "
+        f"has read the stream, and {WINDOW} sees the last {config.cross_window} states of it by "
+        "softmax attention; the KV cache of softmax everywhere was filled with random numbers, as "
         f"reading would take quadratic time. {REENCODE} encodes all of the source at each step."
     )
 
@@ -80,7 +80,9 @@ def draw(report: StreamReport) -> Figure:
     panels = []
     for kind in kinds(report):
         source, step = (
-            ("pieces", "a piece") if kind == "text" else ("seconds of speech", "320 ms of speech")
+            ("subwords", "a subword")
+            if kind == "text"
+            else ("seconds of speech", "320 ms of speech")
         )
         panels.append(
             Panel(
