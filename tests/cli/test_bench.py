@@ -57,7 +57,12 @@ def test_tables_are_printed_and_files_written(capsys, tmp_path):
 def test_decoding_is_measured_and_files_written(capsys, tmp_path):
     code, out, err = run(capsys, *SMALL_DECODE, "--output", str(tmp_path / "run"), verb="decode")
     assert code == 0
-    for title in ("milliseconds of CPU time per token", "tokens per second", "1 is flat", "state kept"):
+    for title in (
+        "milliseconds of CPU time per token",
+        "tokens per second",
+        "1 is flat",
+        "state kept",
+    ):
         assert title in out
     assert "leapformer" in out and "gpt2" in out
     for name in ("results.json", "results.md", "decode.png"):
