@@ -78,7 +78,7 @@ def test_train_tells_what_came_out_and_where_it_is(capsys, play, tmp_path):
     code, out, err = run(capsys, "train", "--data", play, "--output", tmp_path / "run", *SMALL)
     assert code == 0
     assert "best at step 4 of 4" in out
-    assert "test perplexity" in out and "bits a byte" in out
+    assert "test perplexity" in out and "bits per byte" in out
     assert f"wrote {tmp_path / 'run'}" in out
     assert out.startswith(f"read {play}: ")
     assert [line.split()[0] for line in err.splitlines()] == ["2/4", "4/4"]
@@ -150,7 +150,7 @@ def test_eval_prints_the_numbers(capsys, run_folder, play, tmp_path):
     assert (code, err) == (0, "")
     score = json.loads(output.read_text())
     assert f"{score['tokens']:,} tokens" in out
-    assert f"perplexity a token  {score['perplexity']:.3f}" in out
+    assert f"perplexity per token  {score['perplexity']:.3f}" in out
     assert f"wrote {output}" in out
     assert out.startswith(f"read {play}: ")
 
@@ -160,7 +160,7 @@ def test_generate_prints_the_prompt_the_text_and_the_speed(capsys, run_folder, t
     code, out, err = run(capsys, "generate", *arguments, "--prompt", "Enter")
     assert code == 0
     assert out.startswith("Enter") and out.endswith("\n")
-    assert err.startswith("[9 tokens, ") and " a second, state of " in err
+    assert err.startswith("[9 tokens, ") and " per second, state of " in err
     assert f"kept in {tmp_path / 'tale'}]" in err
     code, out, _ = run(capsys, "generate", *arguments)
     assert code == 0 and not out.startswith("Enter")

@@ -55,7 +55,7 @@ LARGEST_ERROR = 1e-4  # Of the largest logit: float32, through every layer of a 
 class DecodeConfig(TurnsConfig):
     """Measure the time of one more token after short and long contexts, beside GPT-2.
 
-    Our models read the context. GPT-2, of the same sizes and with Hugging Face's key-value cache,
+    Our models read the context. GPT-2, of the same sizes and with Hugging Face's KV cache,
     gets its cache filled with random numbers, as reading would take it quadratic time. Each
     model's step is first compared with its forward over all tokens at once. Prints tables; writes
     results.json, results.md and decode.png.
@@ -70,7 +70,7 @@ class DecodeConfig(TurnsConfig):
     chunk: int = 2048
     """Tokens our models read at once; no matter to what is timed."""
     repeats: int = 30
-    """Turns of each model at each context, of which the fastest counts."""
+    """Repetitions of each model at each context, of which the fastest counts."""
     output: Path = Path("runs/bench-decode")
     """Folder to write the results to."""
 

@@ -46,7 +46,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 class SpeedConfig(TurnsConfig):
     """Measure the time and memory of a training step and of inference, without training.
 
-    The paper's models and the full length of each task, with every attention by turns in one run.
+    The paper's models and the full length of each task, all attentions interleaved in one run.
     Prints tables; writes results.json, results.md and speed.png.
     """
 

@@ -38,11 +38,11 @@ class TurnsConfig:
     threads: int = 1
     """CPU threads; one is timed in CPU time, more in wall time."""
     repeats: int = 10
-    """Turns of whatever is measured, of which the fastest counts."""
+    """Repetitions of each measurement, interleaved, of which the fastest counts."""
     budget: float = 10.0
-    """Seconds to spend on the turns of one measurement; there is always one turn."""
+    """Seconds to spend on the repetitions of one measurement; there is always one."""
     seed: int = 0
-    """Seed of the weights and inputs."""
+    """Random seed of the weights and inputs."""
 
     def __post_init__(self) -> None:
         check_at_least_one(threads=self.threads, repeats=self.repeats)

@@ -65,18 +65,18 @@ Kind = Literal["text", "speech"]
 class StreamBenchConfig(TurnsConfig):
     """Measure the time of one more word of a stream, beside softmax and re-encoding.
 
-    Of text and of speech. Our model reads the stream; softmax attention gets its keys and values
+    Of text and of speech. Our model reads the stream; softmax attention has a KV cache
     filled with random numbers, as reading would take it quadratic time. Prints tables; writes
     results.json, results.md and stream.png.
     """
 
     lengths: tuple[int, ...] = (100, 1000, 10_000, 100_000)
-    """Pieces of text read, and as many written, before the one that is timed."""
+    """Subwords of text read, and as many written, before the one that is timed."""
     sound: tuple[int, ...] = (10, 60, 600, 3600)
     """Seconds of speech heard before the 320 ms that are timed."""
     longest_reencoded: int = 10_000
-    """Beyond so many pieces, or states of 80 ms, the source is not encoded anew: it would take too
-    long."""
+    """Beyond this many subwords, or states of 80 ms, the source is not re-encoded, which would
+    take too long."""
     hidden_size: int = 128
     """Width of the models."""
     layers: int = 3
@@ -86,7 +86,7 @@ class StreamBenchConfig(TurnsConfig):
     cross_window: int = 128
     """States of the source that the model with a window sees."""
     vocabulary: int = 6000
-    """Pieces that the models know."""
+    """Subwords in the vocabulary."""
     output: Path = Path("runs/bench-stream")
     """Folder to write the results to."""
 

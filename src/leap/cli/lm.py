@@ -57,8 +57,8 @@ def train(config: TrainConfig) -> None:
     )
     score = metrics["test"]
     print(
-        f"test perplexity {score['perplexity']:.2f} a token, {score['word_perplexity']:.1f} a "
-        f"word; {score['bits_per_byte']:.3f} bits a byte"
+        f"test perplexity {score['perplexity']:.2f} per token, {score['word_perplexity']:.1f} per "
+        f"word; {score['bits_per_byte']:.3f} bits per byte"
     )
     if finished:
         print(f"{config.output} was finished before; nothing was trained")
@@ -81,9 +81,9 @@ def evaluate(config: EvalConfig) -> None:
     with progress_shown() as progress:
         score = evaluating.evaluate(config, progress, _tell_text)
     print(f"{score.tokens:,} tokens, {score.words:,} words, {score.bytes:,} bytes")
-    print(f"perplexity a token  {score.perplexity:.3f}  (loss {score.loss:.4f})")
-    print(f"perplexity a word   {score.word_perplexity:.2f}")
-    print(f"bits a byte         {score.bits_per_byte:.4f}")
+    print(f"perplexity per token  {score.perplexity:.3f}  (loss {score.loss:.4f})")
+    print(f"perplexity per word   {score.word_perplexity:.2f}")
+    print(f"bits per byte         {score.bits_per_byte:.4f}")
     if score.stretches:
         rows = [[f"{x.start:,} to {x.end:,}", f"{x.perplexity:.2f}"] for x in score.stretches]
         show_table(Table("", ("tokens of the text", "perplexity"), rows))
@@ -105,7 +105,7 @@ def generate(config: GenerateConfig) -> None:
     speed = written.tokens_per_second
     facts = [f"{len(written.tokens)} tokens"]
     if speed is not None:
-        facts.append(f"{speed:.1f} a second")
+        facts.append(f"{speed:.1f} per second")
     if written.state_bytes is not None:
         facts.append(f"state of {written.state_bytes:,} bytes")
     if config.state is not None:

@@ -24,7 +24,7 @@ def prepare(config: PrepareConfig) -> None:
     facts = prepared.facts
     print(
         f"{facts['corpus']}, {facts['source']} to {facts['target']}, "
-        f"{facts['vocabulary']:,} pieces of words"
+        f"{facts['vocabulary']:,} subwords"
     )
     for part, count in facts["sentences"].items():
         hours = facts["seconds"].get(part, 0) / 3600

@@ -86,7 +86,7 @@ VERBS = {
             config="leap.bench.stream.StreamBenchConfig",
             run="leap.cli.bench.stream",
             examples=[
-                ("bench stream", "after up to 100,000 pieces of text and an hour of speech"),
+                ("bench stream", "after up to 100,000 subwords of text and an hour of speech"),
                 ("bench stream --lengths 100 1000 --sound", "two lengths of text, in seconds"),
             ],
         ),
@@ -171,7 +171,7 @@ VERBS = {
                 ),
                 (
                     "lm mqar --widths 64 --vocabulary 1024 --output runs/mqar-1024",
-                    "fewer tokens to learn, each step at half the cost",
+                    "smaller vocabulary, each step at half the cost",
                 ),
             ],
         ),
@@ -289,7 +289,7 @@ VERBS = {
                 ("simul eval", "quality and latency of what leap simul train has made"),
                 ("simul eval --waits 3 --policies agree-2 align-2", "other policies beside wait-3"),
                 ("simul eval --engine simuleval --waits 3", "the same scores, by SimulEval"),
-                ("simul eval --batch 1", "with the time of computing in the latency of speech"),
+                ("simul eval --batch 1", "with computation-aware latency of speech"),
                 (
                     "simul eval --long-form all --reset 200",
                     "all in one stream, with and without resets",

@@ -16,8 +16,8 @@ class AttentionOptions:
     """Settings of attentions that have them; each is the model's own unless given."""
 
     gate: Gate | None = None
-    """How attentions learn to forget: a gate per head, or in linear ones per channel; not in LEAP.
-    By default by none."""
+    """Forget gate: per head, or in linear attentions per channel; not in LEAP. By default there is
+    none."""
     convolution: int | None = None
     """Taps of a short convolution over the projections of causal attentions, usually 4; by default
     it is left out."""

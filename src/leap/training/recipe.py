@@ -14,12 +14,12 @@ DeviceName = Literal["cpu", "cuda", "mps"]
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Steps, batches, the learning rate, and how often to look at the result."""
+    """Steps, batches, the learning rate, and how often to evaluate."""
 
     steps: int | None = None
     """Optimiser steps; 2000 unless epochs are given."""
     epochs: float | None = None
-    """Passes over the training text, in place of steps, which count by default."""
+    """Epochs over the training text, in place of steps; by default steps count."""
     batch: int = 8
     """Sequences in each step, over all processes and accumulated parts together."""
     accumulate: int = 1
@@ -45,7 +45,7 @@ class Recipe:
     seed: int = 0
     """Random seed of the weights and of the order of the data."""
     evaluate_every: int = 200
-    """Steps between looks at held-out text, each of which leaves a checkpoint to go on from."""
+    """Steps between evaluations on held-out text, each with a checkpoint to resume from."""
     log_every: int = 10
     """Steps between points of the learning curve."""
     average: int = 1

@@ -69,13 +69,13 @@ class CompareConfig(Recipe, SizeConfig, TextConfig):
     data: str | None = "wikitext-2"
     """Text, as for leap lm train."""
     train_tokenizer: int | None = 8192
-    """Train a tokenizer of so many tokens on the text; None to take the one given."""
+    """Train a tokenizer with this vocabulary size on the text; None to take the one given."""
     length: int = 1024
     """Tokens in a sequence."""
     steps: int | None = None
-    """Optimiser steps, in place of epochs, which count by default."""
+    """Optimiser steps, in place of epochs; by default epochs count."""
     epochs: float | None = None
-    """Passes over the training text; 3 unless steps are given."""
+    """Epochs over the training text; 3 unless steps are given."""
     batch: int = 4
     """Sequences in each step, over all processes and accumulated parts together."""
     learning_rate: float = 5e-4

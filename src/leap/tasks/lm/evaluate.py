@@ -1,4 +1,4 @@
-"""How well a model foretells a text: perplexity per token and per word, and bits per byte.
+"""How well a model predicts a text: perplexity per token and per word, and bits per byte.
 
     perplexity per token = exp(sum_i -log p(token_i | what is seen before it) / tokens)
 
@@ -36,7 +36,7 @@ MEAN_OVER = 32_768
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:
-    """Measure how well a model foretells a text: perplexity per token, per word, bits per byte."""
+    """Measure how well a model predicts a text: perplexity per token, per word, bits per byte."""
 
     run: Path
     """Run folder of leap lm train, or a folder with a Hugging Face model."""
@@ -48,14 +48,14 @@ class EvalConfig:
     """Tokens seen at once; by default as many as in training."""
     stride: int | None = None
     """Tokens between the starts of two windows, at most the length, which is the default. Smaller
-    ones give each token more to see, and take longer."""
+    ones give each token more context, and take longer."""
     stateful: bool = False
     """Carry the state over the whole text, so that each token has seen all before it."""
     batch: int = 4
     """Windows computed at once."""
     equalise: Literal["proportions", "gates"] | None = None
-    """Hold what each token decides by itself, proportions (or steps) or gates, at its mean over
-    held-out text: what the score loses is what the differences are worth. By default nothing is."""
+    """Hold proportions (or steps) or gates at their mean over held-out text: what the score loses
+    is what their variation between tokens is worth. By default nothing is held."""
     output: Path | None = None
     """JSON file to write the results to; by default they are only shown."""
 

@@ -40,15 +40,15 @@ class GenerateConfig:
     run: Path
     """Run folder of leap lm train, or a folder with a Hugging Face model."""
     prompt: str = ""
-    """Text to continue; by default a new text begins, or that of the state goes on."""
+    """Text to continue; by default a new text begins, or the text of the state is continued."""
     tokens: int = 200
     """Tokens to write; fewer if the text ends."""
     temperature: float = 0.8
-    """How bold to choose: 0 always takes the likeliest token, 1 follows the model's odds."""
+    """Sampling temperature: 0 is greedy decoding, 1 samples from the model's distribution."""
     top_k: int | None = None
-    """Choose among so many of the likeliest tokens only; by default among all."""
+    """Top-k sampling: choose among the k likeliest tokens only; by default among all."""
     top_p: float = 1.0
-    """Choose among the likeliest tokens that together have this probability only."""
+    """Nucleus sampling: choose among the likeliest tokens that together have this probability."""
     seed: int | None = None
     """Random seed of the choices; by default 0, or where the state's random numbers left off."""
     past_end: bool = False
@@ -79,7 +79,7 @@ class Written:
     seconds: float
     """From the first token, after the prompt was read, to the last."""
     state_bytes: int | None
-    """Size of what the model keeps of the past; None if it keeps keys and values, which grow."""
+    """Size of the model's state; None if it is a KV cache, which grows."""
 
     @property
     def tokens_per_second(self) -> float | None:

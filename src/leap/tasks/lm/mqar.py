@@ -97,9 +97,9 @@ class MqarConfig:
     weight_decay: float = 0.0
     """Weight decay of AdamW."""
     evaluate_every: int = 100
-    """Steps between looks at held-out sequences, each of which leaves a checkpoint."""
+    """Steps between evaluations on held-out sequences, each of which writes a checkpoint."""
     enough: float = 0.99
-    """Training ends early once so many answers are right at every number of pairs in training."""
+    """Early stopping: once this share of answers is right at every number of pairs in training."""
     seeds: tuple[int, ...] = (0,)
     """Random seeds of weights and data, a run for each."""
     output: Path = Path("runs/mqar")

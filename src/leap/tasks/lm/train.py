@@ -50,11 +50,11 @@ class TextConfig:
     tokenizer: str = "bytes"
     """bytes, or a SentencePiece (.model) or tokenizers (.json) file."""
     train_tokenizer: int | None = None
-    """Train a tokenizer of so many tokens on the text instead; by default none is trained."""
+    """Train a tokenizer with this vocabulary size on the text; by default none is trained."""
     length: int = 512
     """Tokens in a sequence."""
     valid_tokens: int | None = 131072
-    """Held-out tokens looked at during training, in whole batches from the start of them; None for
+    """Held-out tokens to evaluate on during training, in whole batches from their start; None for
     all."""
 
 
@@ -62,7 +62,7 @@ class TextConfig:
 class TrainConfig(Recipe, ModelConfig, TextConfig):
     """Train a language model, keeping the checkpoint that does best on held-out text.
 
-    A run that was stopped goes on from where it was, and so does one that is to take more steps.
+    A run that was stopped resumes, and a finished one is extended if it is to take more steps.
     """
 
     output: Path = Path("runs/lm")

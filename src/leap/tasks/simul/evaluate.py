@@ -78,11 +78,11 @@ class EvalConfig:
     part: str | None = None
     """Which of its parts to translate; by default the first test."""
     waits: tuple[Wait, ...] = (1, 3, 5, 7, 9, "offline")
-    """Waits of wait-k, in pieces of text, or in steps of the ratio of speech; or offline."""
+    """Waits of wait-k, in subwords of text, or in steps of the ratio of speech; or offline."""
     policies: tuple[str, ...] = ()
     """Further policies: agree-2, align-2, tail-0.3, ..."""
     ratio: int | None = None
-    """Source states to a target piece, of wait-k; by default as the run was trained."""
+    """Pre-decision ratio of wait-k: source states per step; by default as the run was trained."""
     chunk_size: int | None = None
     """States read at once, 0 for all; by default the fewest of the training, offline the most."""
     beam: int = 1
@@ -93,7 +93,7 @@ class EvalConfig:
     limit: int | None = None
     """Sentences to translate, the first ones; by default all."""
     engine: Literal["pool", "simuleval"] = "pool"
-    """What runs the streams: we do, many at a time, or SimulEval, one after another."""
+    """What runs the streams: ours, many at a time, or SimulEval, one after another."""
     batch: int = 64
     """Streams in a pool. With 1, computing is timed, for computation-aware latency."""
     long_form: float | Literal["all"] | None = None
@@ -105,7 +105,7 @@ class EvalConfig:
     at the latest after so many states. Sound that is read as a whole, offline, has no resets.
     By default there are none."""
     pauses: Pauses = "loudness"
-    """With reset: by what pauses of speech are told: loudness, or silero, which is silero-vad."""
+    """With reset: how pauses of speech are detected: loudness, or silero (silero-vad)."""
     pause: int = 500
     """In long form, of speech: milliseconds of silence between two sentences."""
     omnisteval: bool = False

@@ -60,11 +60,11 @@ class ModelConfig(AttentionOptions):
     dropout: float = 0.1
     """Share of activations dropped in training."""
     label_smoothing: float = 0.1
-    """Share of a label that is spread over all pieces in training."""
+    """Label smoothing: share of a label that is spread over all subwords in training."""
     subsampling: int = 3
     """Of speech: convolutions that halve the number of frames; 3 make a state of 80 ms."""
     ctc_weight: float = 0.3
-    """Of speech: weight of learning to tell the transcript, where there is one."""
+    """Of speech: weight of the CTC loss on the transcript, where there is one."""
 
 
 WANTED = "give the run folder of leap simul train"

@@ -75,7 +75,7 @@ FACTS = {
 class PrepareConfig:
     """Prepare a corpus to translate: text, recordings, or text that is spoken for it.
 
-    Work that was stopped goes on from where it was.
+    Work that was stopped resumes.
     """
 
     corpus: Literal[
@@ -97,7 +97,7 @@ class PrepareConfig:
     """What to keep of speech to train on: frames as float16, or sound that frames are made of when
     they are needed (of a corpus of recordings that is its own files)."""
     vocabulary: int | None = None
-    """Pieces of words, for both languages together; fewer if the text has not so many. By default
+    """Subwords, for both languages together; fewer if the text has not as many. By default
     6000, and 130 of numbers, which are then spelt in parts: neun, hundertvier, und, zig."""
     pieces: Literal["bpe", "unigram"] = "bpe"
     """How SentencePiece finds them."""

@@ -23,7 +23,7 @@ RESULTS = {"steps": int, "best_step": int, "best_loss": float, "averaged": bool,
 class TrainConfig(Recipe, Paths, ModelConfig):
     """Train a translation model that can read and write in turn.
 
-    A run that was stopped goes on from where it was, and so does one that is to take more steps.
+    A run that was stopped resumes, and a finished one is extended if it is to take more steps.
     """
 
     data: Path = Path("runs/simul-data")
@@ -40,20 +40,20 @@ class TrainConfig(Recipe, Paths, ModelConfig):
     """Pieces of the longer side in a batch, or frames of speech, padding counted; by default 1024
     and 16384."""
     augment: Literal["lb", "ld", "sm", "ss"] | None = "lb"
-    """Of speech: gaps to put into it, by SpecAugment's names."""
+    """SpecAugment policy for speech; None for none."""
 
     steps: int | None = None
     """Optimiser steps; 800 unless epochs are given, which the numbers are learnt in."""
     batch: int = 1
-    """Batches of so many tokens in each step, over all processes and accumulated parts."""
+    """Batches of that many tokens per step, over all processes and accumulated parts."""
     learning_rate: float = 3e-3
     """Peak learning rate of AdamW."""
     betas: tuple[float, float] = (0.9, 0.98)
-    """How slowly AdamW's means of the gradient and of its square change."""
+    """AdamW betas."""
     evaluate_every: int = 100
-    """Steps between looks at held-out text, each of which leaves a checkpoint to go on from."""
+    """Steps between evaluations on held-out text, each with a checkpoint to resume from."""
     average: int = 5
-    """Checkpoints, the last ones, whose mean is tried too; it is taken if it does best."""
+    """Checkpoint averaging: how many of the last ones; their mean is taken if it does best."""
 
     def __post_init__(self) -> None:
         Recipe.__post_init__(self)
