@@ -87,7 +87,7 @@ def test_the_site_builds_without_a_warning(hooks, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "causal_linear_attention" in (tmp_path / "reference" / "ops.html").read_text()
-    assert (tmp_path / "benchmarks" / "attention" / "attention.png").exists()
+    assert (tmp_path / "benchmarks" / "readme" / "cost.png").exists()
 
 
 def test_every_attention_has_its_paper(hooks):
