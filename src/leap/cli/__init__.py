@@ -23,7 +23,11 @@ from leap.errors import LeapError, lacking
 from leap.extras import extras_with, install_command
 
 ABOUT = "Transformers with attention in linear time."
-MODEL_NAMES = {"n_head": "n_heads", "dropout": "hidden_dropout_prob"}
+MODEL_NAMES = {
+    "n_head": "n_heads",
+    "dropout": "hidden_dropout_prob",
+    "feed_forward_size": "intermediate_size",
+}
 """What the config of a model calls the setting of a flag."""
 LEARNING = ("lm", "lra", "simul")
 """Tasks with an extra of the same name, for what they need besides the core."""

@@ -234,11 +234,12 @@ class LeapformerConfig(PreTrainedConfig):
             self.position_embedding = ByDefault(self.default_positions(form))
 
     def _check_sizes(self) -> None:
-        for name in ("vocab_size", "hidden_size", "n_positions", "n_layer", "n_heads"):
+        for name in ("vocab_size", "hidden_size", "n_positions", "n_layer", "n_heads", "clocks"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be 1 or more")
-        if self.classifier_size is not None and self.classifier_size < 1:
-            raise ConfigError(f"classifier_size={self.classifier_size} must be 1 or more")
+        for name in ("intermediate_size", "classifier_size"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must be 1 or more")
         if self.convolution is not None and self.convolution < 2:
             raise ConfigError(
                 f"convolution={self.convolution} would meet no other token; give 2 taps or more, "

@@ -110,7 +110,10 @@ def test_formulation_is_passed_on():
         ({"windows": "global"}, "are of LEAP layers, and attention=leapformer has none"),
         ({"attention": "gpt2", "formulation": "leap-elu"}, "are of LEAP layers, and gpt2 has none"),
         ({"attention": "gpt2", "position_embedding": "rotary"}, "gpt2 has learned positions"),
-        ({"attention": "gpt2", "convolution": 4}, "gpt2 has neither gate=None nor convolution=4"),
+        (
+            {"attention": "gpt2", "convolution": 4},
+            "gpt2 has no convolution=4; use attention=softmax",
+        ),
         ({"attention": "leap", "gate": "head"}, "LEAP layers have no gates"),
         ({"attention": "softmax", "gate": "channel"}, "use gate='head'"),
         ({"convolution": 1}, "convolution=1 would meet no other token"),

@@ -136,6 +136,29 @@ def test_bad_input_leaves_no_folder(small, tmp_path, settings, error, message):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("attention", ["leapformer", "leap", "gpt2"])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"n_head": 3}, "does not divide into n_head=3|n_heads=3"),
+        ({"n_head": 0}, "n_heads=0 must be 1 or more"),
+        ({"n_layer": 0}, "n_layer=0 must be 1 or more"),
+        ({"hidden_size": 0}, "hidden_size=0 must be 1 or more"),
+        ({"dropout": 1.5}, "hidden_dropout_prob=1.5 is a share"),
+        ({"convolution": 1}, "convolution=1"),
+        ({"windows": "0,global"}, "windows"),
+        ({"formulation": "nix"}, "formulation"),
+        ({"clocks": 0}, "clocks=0"),
+    ],
+    ids=str,
+)
+def test_sizes_that_make_no_model_are_refused_before_the_text_is_read(
+    small, tmp_path, attention, settings, message
+):
+    with pytest.raises(ConfigError, match=message):
+        train(small(output=tmp_path, data="missing.txt", attention=attention, **settings))
+
+
 @pytest.mark.parametrize("name", ["length", "valid_tokens"])
 def test_numbers_below_one_are_named(small, name):
     with pytest.raises(ConfigError, match=f"{name}=0 must be 1 or more"):

@@ -440,3 +440,9 @@ def test_an_attention_may_have_options_behind_its_name():
 def test_data_that_is_not_there_says_how_to_make_it(tmp_path):
     with pytest.raises(FileError, match="leap lra prepare --task listops"):
         train(TrainConfig(data=tmp_path, output=tmp_path / "runs"))
+
+
+@pytest.mark.parametrize("settings", [{"dropout": 2.0}, {"attention": ("linear", "leap:conv0")}])
+def test_settings_that_make_no_model_are_refused_before_data_is_read(tiny, tmp_path, settings):
+    with pytest.raises(ConfigError, match=r"dropout|convolution"):
+        train(tiny(data=tmp_path / "missing", output=tmp_path / "runs", **settings))

@@ -251,3 +251,19 @@ def test_text_has_no_transcript_to_write(numbers, tmp_path):
     config = TrainConfig(**SMALL, data=numbers, target="transcript", output=tmp_path / "run")
     with pytest.raises(ConfigError, match="target=transcript is for speech"):
         train(config)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"n_head": 3},
+        {"n_layer": 0},
+        {"encoder_layers": 0},
+        {"feed_forward_size": 0},
+        {"dropout": 1.0},
+    ],
+    ids=str,
+)
+def test_settings_that_make_no_model_are_refused_before_data_is_read(tmp_path, settings):
+    with pytest.raises(ConfigError, match=f"{next(iter(settings))}|n_head=3|intermediate|dropout"):
+        train(TrainConfig(data=tmp_path / "missing", output=tmp_path / "run", **settings))

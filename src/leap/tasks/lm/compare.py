@@ -33,6 +33,7 @@ from leap.tasks.lm.model import (
     SizeConfig,
     build_model,
     check_attention,
+    check_model,
 )
 from leap.tasks.lm.tokenizer import make_tokenizer
 from leap.tasks.lm.train import TextConfig, TrainConfig, prepare, run_folder, train
@@ -250,6 +251,11 @@ def _prepare(
     Raises:
         ConfigError: if one of the models cannot be made, and before anything is written.
     """
+    for (name, _), run in runs.items():
+        try:
+            check_model(run, run.length)
+        except ConfigError as error:
+            raise ConfigError(f"models: {name!r}: {error}") from error
     settings = asdict(config)
     for name in ("models", "seeds", "output", "device"):  # More models and seeds may come later.
         settings.pop(name)
@@ -263,12 +269,6 @@ def _prepare(
         tokenizer = make_tokenizer(config.tokenizer, config.train_tokenizer, corpus.train)
     else:
         tokenizer = make_tokenizer(str(path))
-    for (name, _), run in runs.items():
-        try:
-            with torch.device("meta"):  # No weights are made.
-                build_model(run, tokenizer, run.length)
-        except ConfigError as error:
-            raise ConfigError(f"models: {name!r}: {error}") from error
     text = sha256("".join(corpus.train).encode()).hexdigest()[:16]
     folder.create({"text": text})
     if is_new:

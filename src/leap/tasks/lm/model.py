@@ -160,6 +160,21 @@ def build_model(config: ModelConfig, tokenizer: Vocabulary, length: int) -> PreT
 
 
 @dataclass(frozen=True)
+class AnyVocabulary:
+    """A vocabulary for models that are made to see whether they can be."""
+
+    vocab_size: int = 32_000
+    eos_id: int = 0
+    fingerprint: str = ""
+
+
+def check_model(config: ModelConfig, length: int) -> None:
+    """Refuse settings that make no model, before there is a text or a tokenizer."""
+    with torch.device("meta"):  # No weights are made.
+        build_model(config, AnyVocabulary(), length)
+
+
+@dataclass(frozen=True)
 class PresetSize:
     """What a model of a preset measures."""
 
@@ -207,6 +222,8 @@ def windows(text: str, n_layer: int, length: int) -> list[int | None]:
         ) from error
     if len(found) != n_layer:
         raise ConfigError(f"windows={text!r} has {len(found)} entries for {n_layer} layers")
+    if any(window is not None and window < 1 for window in found):
+        raise ConfigError(f"windows={text!r}: a token sees itself at least; give 1 or more")
     return found
 
 
@@ -281,15 +298,17 @@ def _model_folder(path: Path) -> Path:
 def _gpt2(config: ModelConfig, settings: Mapping[str, Any]) -> GPT2Config:
     if config.formulation is not None or config.windows != "doubling":
         raise ConfigError("formulation and windows are of LEAP layers, and gpt2 has none")
-    if config.gate is not None or config.convolution is not None:
-        raise ConfigError(
-            f"gpt2 has neither gate={config.gate} nor convolution={config.convolution}; "
-            "use attention=softmax"
-        )
+    for name, value in config.given().items():
+        raise ConfigError(f"gpt2 has no {name}={value}; use attention=softmax, or leave it out")
     if config.position_embedding not in (None, "learned"):
         raise ConfigError(
             f"gpt2 has learned positions, not {config.position_embedding}; leave them out"
         )
+    sizes = ("hidden_size", "n_layer", "n_heads", "n_positions", "hidden_dropout_prob")
+    ours = LeapformerConfig(
+        attention="softmax", **{name: settings[name] for name in sizes if name in settings}
+    )
+    ours.build_attention(0)  # GPT-2 and its config would take sizes that make no model.
     dropout = settings.get("hidden_dropout_prob", 0.1)
     same = ("vocab_size", "n_positions", "n_layer", "bos_token_id", "eos_token_id", "pad_token_id")
     built: Any = GPT2Config(

@@ -14,7 +14,7 @@ from leap.layers.equalise import learned_parts
 from leap.reports.progress import Progress, silent
 from leap.tasks.lm.data import Blocks, Corpus, TextRead, read_corpus
 from leap.tasks.lm.evaluate import equalise, score
-from leap.tasks.lm.model import ModelConfig, build_model, check_attention
+from leap.tasks.lm.model import ModelConfig, build_model, check_attention, check_model
 from leap.tasks.lm.tokenizer import TextTokenizer, load_tokenizer, make_tokenizer
 from leap.training import (
     Fitted,
@@ -97,6 +97,7 @@ def train(
     Returns:
         The results, as metrics.json has them.
     """
+    check_model(config, config.length)
     folder = run_folder(config)
 
     def work() -> Work:

@@ -18,7 +18,7 @@ from leap.models import LeapformerForSequenceClassification
 from leap.models.config import Pooling
 from leap.reports.files import read_json
 from leap.tasks.lra.cache import SPLITS
-from leap.tasks.lra.data import DATA, TASKS, Collator, TaskDataset, load_task
+from leap.tasks.lra.data import DATA, TASKS, Collator, TaskDataset, TaskInfo, load_task
 from leap.tasks.lra.model import EPSILON, encoder_config, paper
 from leap.training import DeviceName, Recipe
 
@@ -198,10 +198,14 @@ def run_configs(config: Settings, variants: Sequence[Variant], steps: int) -> li
     ]
 
 
+def new_model(run: RunConfig, info: TaskInfo) -> LeapformerForSequenceClassification:
+    """The model of a run on a task, with new weights."""
+    return LeapformerForSequenceClassification(encoder_config(info, run.attention, **run.changes))
+
+
 def build_model(run: RunConfig, data: TaskDataset) -> LeapformerForSequenceClassification:
     """The model of a run, with new weights or those of the run it starts from."""
-    config = encoder_config(data.info, run.attention, **run.changes)
-    model = LeapformerForSequenceClassification(config)
+    model = new_model(run, data.info)
     if run.start is not None:
         _load_start(model, run.start)
     return model

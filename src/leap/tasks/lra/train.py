@@ -19,7 +19,7 @@ from leap.models import LeapformerForSequenceClassification, usable_as
 from leap.reports.plots import plot_curves
 from leap.reports.progress import Progress, Say, named, silent
 from leap.tasks.lra.budget import find_steps
-from leap.tasks.lra.data import Collator, TaskDataset, load_task
+from leap.tasks.lra.data import TASKS, Collator, TaskDataset, load_task
 from leap.tasks.lra.evaluate import ACCURACY, computing, score
 from leap.tasks.lra.runs import (
     RESULTS,
@@ -29,6 +29,7 @@ from leap.tasks.lra.runs import (
     build_model,
     digest,
     make_batch,
+    new_model,
     open_splits,
     run_configs,
     some,
@@ -107,7 +108,11 @@ def train_variants(
     say: Say | None = None,
 ) -> list[dict[str, Any]]:
     """Train each variant with each seed, in equal steps."""
-    if config.start is not None:  # Of every run, before the first takes its hours.
+    # Of every run, before the first takes its hours.
+    for run in run_configs(config, variants, 1):
+        with torch.device("meta"):
+            new_model(run, TASKS[config.task])
+    if config.start is not None:
         data = load_task(config.task, config.data)
         for run in run_configs(config, variants, 1):
             started_from(run)

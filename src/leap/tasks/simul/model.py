@@ -1,5 +1,6 @@
 """The model of a run, by its settings, and a run's model and vocabulary read back."""
 
+from collections.abc import Sized
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -72,9 +73,13 @@ LONGEST = 512
 """Pieces that `generate` writes at most, unless told otherwise; Hugging Face's own 20 are few."""
 
 
-def build_model(
-    config: ModelConfig, vocabulary: Vocabulary, n_bins: int | None = None
-) -> Translator:
+def check_model(config: ModelConfig) -> None:
+    """Refuse settings that make no model, before there are sentences or a vocabulary."""
+    with torch.device("meta"):  # No weights are made.
+        build_model(config, range(1000))
+
+
+def build_model(config: ModelConfig, vocabulary: Sized, n_bins: int | None = None) -> Translator:
     """A new model, its weights drawn at random.
 
     Args:

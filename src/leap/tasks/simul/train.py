@@ -9,7 +9,14 @@ from leap.reports.files import read_json
 from leap.reports.progress import Progress, silent
 from leap.tasks.simul.audio.features import SPEC_AUGMENT
 from leap.tasks.simul.data import Collate, Drawn, TokenBatches
-from leap.tasks.simul.model import ModelConfig, Translator, build_model, save_model, take_encoder
+from leap.tasks.simul.model import (
+    ModelConfig,
+    Translator,
+    build_model,
+    check_model,
+    save_model,
+    take_encoder,
+)
 from leap.tasks.simul.paths import Paths
 from leap.tasks.simul.prepare import Prepared, load_prepared
 from leap.training import Recipe, RunFolder, Work, train_run
@@ -76,6 +83,7 @@ def train(config: TrainConfig, progress: Progress = silent) -> dict[str, Any]:
     Returns:
         The results, as metrics.json has them.
     """
+    check_model(config)
     settings = asdict(config)
     for name in ("output", "device"):
         settings.pop(name)
