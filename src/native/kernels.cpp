@@ -1,5 +1,6 @@
 /* All ops, compiled once for each instruction set: `-DSET=avx2` names the one of this time. */
 
+#include "additive.h"
 #include "causal.h"
 #include "kernels.h"
 #include "step.h"
@@ -23,6 +24,18 @@ template <class Op> void rows(const void *call, float *scratch, Rows next, void 
     for (int64_t row; (row = next(from)) >= 0;) op.run(a, row);
 }
 
+int64_t additive_scratch(const Additive *call) {
+    Memory m{nullptr};
+    Additives(*call, m);
+    return m.used;
+}
+
+template <void (Additives::*run)(int64_t)> void additive_rows(const void *call, float *scratch, Rows next, void *from) {
+    Memory m{scratch};
+    Additives op(*(const Additive *)call, m);
+    for (int64_t row; (row = next(from)) >= 0;) (op.*run)(row);
+}
+
 void step_rows(const void *call, float *, Rows next, void *from) {
     const Step &a = *(const Step *)call;
     OneStep op(a);
@@ -33,4 +46,5 @@ void step_rows(const void *call, float *, Rows next, void *from) {
 
 #define NAMED(set) kernels_##set
 #define OF(set) NAMED(set)
-extern const Kernels OF(SET) = {causal_scratch, rows<Forward>, rows<Backward>, step_rows};
+extern const Kernels OF(SET) = {causal_scratch, rows<Forward>, rows<Backward>, step_rows,
+                                  additive_scratch, additive_rows<&Additives::forward>, additive_rows<&Additives::backward>};

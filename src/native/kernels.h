@@ -11,4 +11,6 @@ typedef void (*Share)(const void *call, float *scratch, Rows next, void *from);
 struct Kernels {
     int64_t (*causal_scratch)(const Causal *call, int backward);
     Share causal, causal_backward, step;
+    int64_t (*additive_scratch)(const Additive *call);
+    Share additive, additive_backward;
 };

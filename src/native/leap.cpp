@@ -101,4 +101,14 @@ void leap_causal_backward(const Causal *call, float *scratch, int threads) {
 void leap_step(const Step *call, int threads) {
     share_out(in_use().kernels->step, call, call->batch * call->heads, nullptr, 0, threads);
 }
+
+int64_t leap_additive_scratch(const Additive *call) { return in_use().kernels->additive_scratch(call); }
+
+void leap_additive(const Additive *call, float *scratch, int threads) {
+    share_out(in_use().kernels->additive, call, call->batch * call->heads, scratch, leap_additive_scratch(call), threads);
+}
+
+void leap_additive_backward(const Additive *call, float *scratch, int threads) {
+    share_out(in_use().kernels->additive_backward, call, call->batch * call->heads, scratch, leap_additive_scratch(call), threads);
+}
 }

@@ -50,6 +50,22 @@ typedef struct {
     View o;
 } Step;
 
+/* Additive attention and its gradients; see additive.h. */
+typedef struct {
+    int64_t batch, heads, tokens, past, values, window; /* window 0: all that came before */
+    View focus, v;                      /* focus: float32 [b, h, t] */
+    View mask;                          /* bytes [b, 1, t], 0 at pads */
+    View past_focus, past_v, past_mass; /* float32 [b, h, k, ...] */
+    View o;                             /* float32 in the backward */
+    float *unrounded;                   /* o in float32 [b, h, t, p], where o is not; or null */
+    float *peaks, *inverses;            /* [b, h, t] */
+    float *n_last, *z_last;             /* [b, h, p] and [b, h] */
+    View d_o;                           /* from here on for the backward alone */
+    const float *dn_last, *dz_last;     /* or null */
+    View dfocus, dv;
+    float *dpast_focus, *dpast_v, *dpast_mass; /* [b, h, k, ...] */
+} Additive;
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -63,6 +79,9 @@ int leap_use_instructions(const char *name);
 int64_t leap_causal_scratch(const Causal *call, int backward);
 void leap_causal(const Causal *call, float *scratch, int threads);
 void leap_causal_backward(const Causal *call, float *scratch, int threads);
+int64_t leap_additive_scratch(const Additive *call);
+void leap_additive(const Additive *call, float *scratch, int threads);
+void leap_additive_backward(const Additive *call, float *scratch, int threads);
 void leap_step(const Step *call, int threads);
 
 #ifdef __cplusplus

@@ -10,9 +10,15 @@ import torch
 from torch.testing import assert_close
 
 from leap.errors import InputError
-from leap.ops import LinearState, causal_linear_attention
+from leap.ops import (
+    FocusState,
+    LinearState,
+    WindowState,
+    additive_attention,
+    causal_linear_attention,
+)
 from leap.ops.backends import using
-from leap.ops.native import causal, library
+from leap.ops.native import additive, causal, library
 from leap.ops.tolerance import TOLERANCES, relative_error
 
 BUILD = Path(__file__).parents[2] / "src" / "native" / "build.py"
@@ -192,6 +198,65 @@ def test_a_step_of_one_token_is_that_of_double_precision(rank, gated, instructio
             assert relative_error(x, exact[name]) <= TOLERANCES[torch.float32].output, name
         if from_state:  # Else there are no gradients but those of rounding.
             assert_within_tolerance(call.run("native"), call.run("torch", torch.double))
+
+
+class AdditiveCall:
+    """One call of additive attention, its inputs in float32."""
+
+    def __init__(self, length, values, window, masked, from_state):
+        b, h = 2, 3
+        self.inputs = [3 * torch.randn(b, h, length), heads_side_by_side(b, h, length, values)]
+        self.window, self.mask = window, torch.rand(b, length) < 0.6 if masked else None
+        if from_state and window is None:
+            self.inputs += [1 + torch.rand(b, h).double(), torch.randn(b, h, values).double()]
+        elif from_state:
+            self.inputs += [torch.randn(b, h, window - 1), torch.randn(b, h, window - 1, values)]
+        self.upstream = torch.randn(b, h, length, values)
+
+    def state(self, first, second):
+        b, h = first.shape[:2]
+        if self.window is None:
+            peak = torch.ones(b, h, dtype=torch.double)
+            return FocusState(peak, first, second, length=torch.full((b,), 4))
+        return WindowState(first, second, length=torch.full((b,), self.window - 1))
+
+    def run(self, backend, dtype=torch.float32):
+        """The output, the mean of a total, and the gradients of all inputs, by name."""
+        given = [
+            x.detach().to(dtype if x.dtype == torch.float32 else x.dtype).requires_grad_()
+            for x in self.inputs
+        ]
+        focus, v, *past = given
+        state = self.state(*past) if past else None
+        options = {"window": self.window, "key_mask": self.mask, "backend": backend}
+        o, after = additive_attention(focus, v, state, **options)
+        outputs = {"o": o} | ({} if self.window else {"mean": after.mean()})
+        upstream = [self.upstream.to(dtype), *(torch.ones_like(x) for x in [*outputs.values()][1:])]
+        grads = torch.autograd.grad([*outputs.values()], given, upstream, materialize_grads=True)
+        return outputs | {f"d{i}": g for i, g in enumerate(grads) if g.numel()}
+
+
+@pytest.mark.parametrize("window", [None, 1, 2, 16, 69, 500])
+@pytest.mark.parametrize(("length", "values"), [(9, 5), (70, 16)])
+def test_additive_attention_is_that_of_double_precision(length, values, window, instructions):
+    for masked, from_state in product([False, True], repeat=2):
+        call = AdditiveCall(length, values, window, masked, from_state)
+        assert_within_tolerance(call.run("native"), call.run("torch", torch.double))
+
+
+@pytest.mark.parametrize("window", [None, 2000])
+def test_additive_attention_over_long_texts_keeps_within_the_tolerance(window):
+    call = AdditiveCall(9000, 4, window, False, False)
+    assert_within_tolerance(call.run("native"), call.run("torch", torch.double))
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_the_compiler_finds_nothing_wrong_with_additive_attention(window, shapes_unchecked):
+    call = AdditiveCall(20, 8, window, True, False)
+    focus, v = (x.requires_grad_() for x in call.inputs)
+    past = [torch.rand(2, 3, 6, requires_grad=True), torch.rand(2, 3, 6, 8, requires_grad=True)]
+    for given in ((None, None, None), (*past, torch.ones(2, 3, 6))):
+        torch.library.opcheck(additive.attend, (focus, v, call.mask, *given, window))
 
 
 @pytest.mark.parametrize("outermost", [1, 2, 3])

@@ -34,7 +34,8 @@ class Backend:
 
 BACKENDS: dict[str, Backend] = {
     "native": Backend(
-        covers="on the CPU, float32 and bfloat16: causal linear attention with gates per head",
+        covers="on the CPU, float32 and bfloat16: causal linear attention, with gates per head; "
+        "additive attention",
         missing=library.missing,
     ),
     "torch": Backend(covers="every op, on any device: operations of PyTorch"),

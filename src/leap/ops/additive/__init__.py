@@ -23,6 +23,7 @@ from leap.ops.additive.reference import additive_attention_reference
 from leap.ops.additive.state import FocusState, WindowState
 from leap.ops.checks import check_axes, check_floating, check_key_mask, check_same, shape
 from leap.ops.derivatives import transformed
+from leap.ops.native import additive as native
 from leap.ops.packing import run_packed
 from leap.ops.state import Recurrent, accumulator, count_tokens, mask_tokens
 
@@ -80,7 +81,8 @@ def additive_attention(
         return v, before
     after: FocusState | WindowState
     no_state = None if state is None else "the formula begins a sequence, and a state was given"
-    chosen = backends.choose(backend, {"reference": no_state})
+    refusals = {"native": native.refusal(focus, v), "reference": no_state}
+    chosen = backends.choose(backend, refusals)
     if chosen == "reference":
         o = additive_attention_reference(focus, v, window, key_mask)
         after = before.advance(focus=focus, v=v, key_mask=key_mask)
@@ -90,7 +92,11 @@ def additive_attention(
         past: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
         if state is not None:
             past = before.elements()
-        if transformed():
+        if chosen == "native":
+            past = tuple(None if x is None else x.float() for x in past)  # type: ignore[assignment]
+            o, _, peaks, _, sum, mass = native.attend(focus.float(), v, key_mask, *past, window)
+            peak = peaks[..., -1]
+        elif transformed():
             o, peak, sum, mass = plain(focus, v, key_mask, *past, window)
         else:
             o, _, peaks, _, sum, mass = attend(focus, v, key_mask, *past, window)

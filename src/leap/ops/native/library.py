@@ -61,6 +61,23 @@ class Step(ctypes.Structure):
     )
 
 
+class Additive(ctypes.Structure):
+    """A call of additive attention."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("batch", "heads", "tokens", "past", "values")),
+        ("window", ctypes.c_int64),
+        *((name, View) for name in ("focus", "v", "mask", "past_focus", "past_v", "past_mass")),
+        ("o", View),
+        *((name, ctypes.c_void_p) for name in ("unrounded", "peaks", "inverses")),
+        *((name, ctypes.c_void_p) for name in ("n_last", "z_last")),
+        ("d_o", View),
+        *((name, ctypes.c_void_p) for name in ("dn_last", "dz_last")),
+        *((name, View) for name in ("dfocus", "dv")),
+        *((name, ctypes.c_void_p) for name in ("dpast_focus", "dpast_v", "dpast_mass")),
+    )
+
+
 def view(x: Tensor | None) -> View:
     """A tensor as the library sees it; its last axis must run along memory if it has four."""
     if x is None or not x.numel():
@@ -102,6 +119,7 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
         return None, f"the library does not load ({error})"
     library.leap_instructions.restype = ctypes.c_char_p
     library.leap_causal_scratch.restype = ctypes.c_int64
+    library.leap_additive_scratch.restype = ctypes.c_int64
     if library.leap_instructions() is None:
         return None, "this processor has none of the instruction sets that it was compiled for"
     return library, None
@@ -136,6 +154,15 @@ def run_causal(call: Causal, *, backward: bool, like: Tensor, work: int) -> None
     size = library.leap_causal_scratch(ctypes.byref(call), int(backward))
     scratch = like.new_empty(threads * size, dtype=torch.float32)
     function = library.leap_causal_backward if backward else library.leap_causal
+    function(ctypes.byref(call), ctypes.c_void_p(scratch.data_ptr()), threads)
+
+
+def run_additive(call: Additive, *, backward: bool, like: Tensor, work: int) -> None:
+    """Run a call whose struct is filled in; `like` tells where scratch memory is to be."""
+    library, threads = _loaded(), n_threads(work, call.batch * call.heads)
+    size = library.leap_additive_scratch(ctypes.byref(call))
+    scratch = like.new_empty(threads * size)
+    function = library.leap_additive_backward if backward else library.leap_additive
     function(ctypes.byref(call), ctypes.c_void_p(scratch.data_ptr()), threads)
 
 
