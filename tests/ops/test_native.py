@@ -305,6 +305,22 @@ def test_the_compiler_finds_nothing_wrong_with_the_op(gated, shapes_unchecked):
     torch.library.opcheck(causal.attend, arguments)
 
 
+def test_compiled_gives_the_same_bits(shapes_unchecked):
+    q, k, v = (torch.rand(2, 3, 70, 8, requires_grad=True) for _ in "qkv")
+    mask = torch.rand(2, 70) < 0.7
+
+    def attend(q, k, v):
+        first, state = causal_linear_attention(q, k, v, key_mask=mask, feature="relu")
+        second, state = causal_linear_attention(q, k, v, state)
+        return first + second + additive_attention(q[..., 0], v, window=5)[0], state.kv
+
+    results = []
+    for each in (attend, torch.compile(attend, fullgraph=True, backend="aot_eager")):
+        o, kv = each(q, k, v)
+        results.append([o, kv, *torch.autograd.grad(o.sum(), (q, k, v))])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
 def test_without_a_compiler_it_says_so(tmp_path, monkeypatch):
     built = runpy.run_path(str(BUILD))
     monkeypatch.setenv("CXX", "no-such-compiler")
