@@ -1,4 +1,5 @@
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -150,6 +151,7 @@ def test_the_plot_names_its_axes_with_units_and_every_model(report):
         ({"contexts": (256, 0)}, r"contexts=\(256, 0\) must be at least 1"),
         ({"chunk": 0}, "chunk=0 must be at least 1"),
         ({"budget": 0.0}, "budget=0.0 must be more than 0"),
+        ({"budget": math.inf}, "budget=inf must be more than 0"),
         ({"models": ("gtp2",)}, "'gtp2'; there are leapformer, .*, gpt2"),
         ({"preset": "huge"}, "no preset is called 'huge'"),
         ({"device": "abacus"}, "device='abacus' cannot be measured"),

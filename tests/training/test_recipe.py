@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from leap.errors import ConfigError
@@ -37,6 +39,8 @@ def test_a_warmup_is_a_share_of_the_steps_or_their_number():
             "evaluate_every=15 is no multiple .* log_every=10",
         ),
         ({"warmup": 1.5}, r"warmup=1\.5 is a share of the steps, .* or a whole number of them"),
+        ({"weight_decay": -1.0}, r"weight_decay=-1\.0 must be 0 or more"),
+        ({"weight_decay": math.nan}, "weight_decay=nan must be 0 or more"),
         ({"betas": (0.9, 1.0)}, r"betas=\(0\.9, 1\.0\) must be from 0 to less than 1"),
         ({"epsilon": 0.0}, r"epsilon=0\.0 must be more than 0"),
     ],

@@ -46,7 +46,7 @@ class TurnsConfig:
 
     def __post_init__(self) -> None:
         check_at_least_one(threads=self.threads, repeats=self.repeats)
-        if not self.budget > 0:
+        if not 0 < self.budget < math.inf:
             raise ConfigError(f"budget={self.budget} must be more than 0 seconds")
         check_seed(self.seed)
         self.chosen_device()

@@ -76,6 +76,8 @@ class Recipe:
                 f"warmup={self.warmup} is a share of the steps, from 0 to 1, or a whole number "
                 "of them"
             )
+        if not 0 <= self.weight_decay < math.inf:
+            raise ConfigError(f"weight_decay={self.weight_decay} must be 0 or more")
         check_seed(self.seed)
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"betas={self.betas} must be from 0 to less than 1")

@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import pytest
@@ -283,6 +284,7 @@ def test_a_state_in_a_missing_folder_shows_before_the_work(loaded, config, tmp_p
     [
         ({"tokens": 0}, "tokens=0 must be 1 or more"),
         ({"temperature": -1.0}, r"temperature=-1\.0 must be 0 or more"),
+        ({"temperature": math.nan}, "temperature=nan must be 0 or more"),
         ({"top_k": 0}, "top_k=0 must be 1 or more"),
         ({"top_p": 0.0}, r"top_p=0\.0 must be more than 0"),
     ],
