@@ -278,7 +278,7 @@ def test_the_folder_of_a_comparison_is_no_run(capsys, run_folder, tmp_path):
 
 @pytest.mark.parametrize("verb", ["eval", "generate"])
 def test_a_model_of_another_task_is_told_from_ours(capsys, tmp_path, verb):
-    config = LeapformerConfig(hidden_size=8, n_layer=1, n_heads=2, vocab_size=8)
+    config = LeapformerConfig(hidden_size=8, n_layer=1, n_head=2, vocab_size=8)
     LeapformerForSequenceClassification(config).save_pretrained(tmp_path / "model")
     capsys.readouterr()
     code, _, err = run(capsys, verb, "--run", tmp_path)

@@ -143,7 +143,7 @@ def test_a_reader_that_leaves_early_is_not_told_of_it():
         ("give learning_rate, or steps=3", "give --learning-rate, or --steps=3"),
         ("models: 'x' takes steps", "--models: 'x' takes steps"),
         ("models is empty", "--models is empty"),
-        ("hidden_size=9 into n_heads=2", "hidden_size=9 into --n-head=2"),
+        ("hidden_size=9 into n_head=2", "hidden_size=9 into --n-head=2"),
         ("runs/learning_rate/a.models=1", "runs/learning_rate/a.models=1"),
         ("my_learning_rate=1, minsteps=2", "my_learning_rate=1, minsteps=2"),
     ],

@@ -12,7 +12,7 @@ from leap.explain import explain
 from leap.layers import Attention, LeapAttention, LeapformerAttention, SoftmaxAttention
 from leap.models import LeapConfig, LeapForCausalLM, LeapformerConfig, LeapformerForCausalLM
 
-SMALL = {"vocab_size": 61, "hidden_size": 16, "n_heads": 2, "n_positions": 64}
+SMALL = {"vocab_size": 61, "hidden_size": 16, "n_head": 2, "n_positions": 64}
 SMALL |= {"feature": "elu_plus_one"}  # By which every query matches every key.
 MODELS = {
     "leap": lambda: LeapForCausalLM(LeapConfig(**SMALL, n_layer=3)),

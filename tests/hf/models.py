@@ -86,7 +86,7 @@ SMALL = {
     "vocab_size": 99,
     "hidden_size": 32,
     "n_layer": 2,
-    "n_heads": 4,
+    "n_head": 4,
     "n_positions": 512,
     "bos_token_id": 0,
     "eos_token_id": 1,
@@ -105,7 +105,7 @@ class Tester:
         self.seq_length = 7
         self.hidden_size = config.hidden_size
         self.num_hidden_layers = config.n_layer
-        self.num_attention_heads = config.n_heads
+        self.num_attention_heads = config.n_head
         self.is_training = True
 
     def get_config(self):

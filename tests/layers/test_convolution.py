@@ -161,7 +161,7 @@ def make_model(attention, **options):
         hidden_size=16,
         n_positions=64,
         n_layer=2,
-        n_heads=2,
+        n_head=2,
         attention=attention,
         convolution=4,
         pad_token_id=0,
@@ -196,7 +196,7 @@ def test_a_model_writes_with_pads_as_without(attention):
 @pytest.mark.parametrize("attention", ["linear", "cosformer", "softmax", "leap"])
 def test_a_model_keeps_the_beginning_of_its_convolutions(attention):
     config = LeapformerConfig(
-        vocab_size=9, hidden_size=64, n_layer=1, n_heads=2, attention=attention, convolution=4
+        vocab_size=9, hidden_size=64, n_layer=1, n_head=2, attention=attention, convolution=4
     )
     found = [m for m in LeapformerForCausalLM(config).modules() if isinstance(m, ShortConvolution)]
     assert len(found) == 1
@@ -207,6 +207,6 @@ def test_a_model_keeps_the_beginning_of_its_convolutions(attention):
 def test_encoders_and_configs_refuse_what_they_would_not_follow():
     with pytest.raises(ConfigError, match="convolution=1 would meet no other token"):
         LeapformerConfig(convolution=1)
-    config = LeapformerConfig(vocab_size=9, hidden_size=8, n_layer=1, n_heads=2, convolution=4)
+    config = LeapformerConfig(vocab_size=9, hidden_size=8, n_layer=1, n_head=2, convolution=4)
     with pytest.raises(ConfigError, match="use it with form='causal'"):
         LeapformerForSequenceClassification(config)

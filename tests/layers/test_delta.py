@@ -58,7 +58,7 @@ def test_heads_begin_with_different_memories():
 
 def test_a_model_keeps_these_beginnings(tmp_path):
     config = LeapformerConfig(
-        attention="gated-delta", hidden_size=64, n_heads=64, n_layer=1, vocab_size=11
+        attention="gated-delta", hidden_size=64, n_head=64, n_layer=1, vocab_size=11
     )
     model = LeapformerForCausalLM(config)
     gate = model.model.layers[0].block.attention.gate
@@ -92,7 +92,7 @@ def test_generation_with_a_cache_writes_what_it_does_without():
         attention=["gated-delta", "softmax", "gated-delta"],
         position_embedding="none",
         hidden_size=16,
-        n_heads=2,
+        n_head=2,
         n_layer=3,
         vocab_size=61,
         pad_token_id=0,

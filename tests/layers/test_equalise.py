@@ -12,7 +12,7 @@ from leap.models import LeapformerConfig, LeapformerForCausalLM
 def make_model(**options):
     torch.manual_seed(0)
     config = LeapformerConfig(
-        vocab_size=13, hidden_size=16, n_layer=2, n_heads=2, hidden_dropout_prob=0.0, **options
+        vocab_size=13, hidden_size=16, n_layer=2, n_head=2, hidden_dropout_prob=0.0, **options
     )
     model = LeapformerForCausalLM(config).double().eval()
     for parameter in model.parameters():

@@ -44,7 +44,7 @@ def test_a_fresh_gate_says_nearly_the_same_of_all_tokens(gate):
 )
 def test_a_model_keeps_the_beginning_of_its_gates(attention, gate):
     config = LeapformerConfig(
-        vocab_size=9, hidden_size=16, n_layer=1, n_heads=2, attention=attention, gate=gate
+        vocab_size=9, hidden_size=16, n_layer=1, n_head=2, attention=attention, gate=gate
     )
     model = LeapformerForCausalLM(config)
     found = next(module for module in model.modules() if isinstance(module, ForgetGate))

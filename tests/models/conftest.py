@@ -49,7 +49,7 @@ def build(kind, seed=0, scale=8, **changes):
         "hidden_size": 16,
         "n_positions": 128,
         "n_layer": 2,
-        "n_heads": 2,
+        "n_head": 2,
         "hidden_dropout_prob": 0.0,
         "pad_token_id": 0,
         "eos_token_id": None,

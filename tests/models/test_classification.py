@@ -15,7 +15,7 @@ TEXT = {  # The model of Long Range Arena's Text.
     "hidden_size": 64,
     "n_positions": 4096,
     "n_layer": 2,
-    "n_heads": 2,
+    "n_head": 2,
     "intermediate_size": 128,
     "classifier_size": 128,
     "num_labels": 2,
@@ -30,7 +30,7 @@ def build(pooling="mean", attention="leapformer", **changes):
         "hidden_size": 16,
         "n_positions": 32,
         "n_layer": 2,
-        "n_heads": 2,
+        "n_head": 2,
         "num_labels": 3,
         "hidden_dropout_prob": 0.0,
     }

@@ -320,7 +320,7 @@ def test_models_can_be_pickled(make_model):
 
 
 def test_fastformer_goes_by_the_originals_name(tmp_path):
-    sizes = {"vocab_size": 61, "hidden_size": 16, "n_layer": 2, "n_heads": 2}
+    sizes = {"vocab_size": 61, "hidden_size": 16, "n_layer": 2, "n_head": 2}
     model = FastformerForCausalLM(FastformerLMConfig(**sizes)).eval()
     same = LeapForCausalLM(LeapConfig(**sizes, formulation="fastformer")).eval()
     same.load_state_dict(model.state_dict())

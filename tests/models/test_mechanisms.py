@@ -7,7 +7,7 @@ from leap.errors import ConfigError
 from leap.models import ATTENTIONS, LeapformerConfig, LeapformerForCausalLM, usable_as
 from leap.models.mechanisms import ALL_FORMS
 
-SMALL = {"hidden_size": 8, "n_heads": 2, "n_layer": 1, "vocab_size": 11, "n_positions": 16}
+SMALL = {"hidden_size": 8, "n_head": 2, "n_layer": 1, "vocab_size": 11, "n_positions": 16}
 
 
 @pytest.mark.parametrize("name", ATTENTIONS)

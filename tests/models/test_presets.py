@@ -50,8 +50,8 @@ def test_the_state_is_of_a_few_mebibytes_at_most_and_begins_small(name, attentio
     if attention == "leapformer":
         assert one == full
     else:  # Two values a feature, in float32, of each token that a window sees; a few sums beside.
-        per_token = 2 * config.hidden_size * 4 + 4 * config.n_heads
-        totals = config.n_layer * (per_token * 2 + 100 * config.n_heads)
+        per_token = 2 * config.hidden_size * 4 + 4 * config.n_head
+        totals = config.n_layer * (per_token * 2 + 100 * config.n_head)
         for n, found in ((1, one), (100, hundred)):
             seen = sum(min(n, window - 1) for window in config.windows if window is not None)
             assert found <= totals + per_token * seen

@@ -60,7 +60,7 @@ def make_model(kind="leapformer", *, speech=False, seed=0, **changes):
         "vocab_size": 23,
         "hidden_size": 16,
         "n_layer": 2,
-        "n_heads": 2,
+        "n_head": 2,
         "hidden_dropout_prob": 0.0,
         "n_positions": 64,
     }

@@ -12,7 +12,7 @@ from leap.models import (
     LeapformerSeq2SeqConfig,
 )
 
-SIZES = {"vocab_size": 61, "hidden_size": 16, "n_layer": 2, "n_heads": 2, "n_positions": 32}
+SIZES = {"vocab_size": 61, "hidden_size": 16, "n_layer": 2, "n_head": 2, "n_positions": 32}
 
 
 def make_ids(*shape, seed=0):

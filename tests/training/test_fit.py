@@ -37,7 +37,7 @@ def make_model(dropout=0.0, attention="leapformer", **changes):
         vocab_size=11,
         hidden_size=8,
         n_layer=1,
-        n_heads=2,
+        n_head=2,
         n_positions=8,
         hidden_dropout_prob=dropout,
         **changes,

@@ -25,7 +25,7 @@ class Rows(Dataset):
 
 
 def build():
-    sizes = {"hidden_size": 8, "n_layer": 1, "n_heads": 2, "n_positions": 8}
+    sizes = {"hidden_size": 8, "n_layer": 1, "n_head": 2, "n_positions": 8}
     return LeapformerForCausalLM(LeapformerConfig(vocab_size=11, **sizes))
 
 

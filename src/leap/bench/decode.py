@@ -257,7 +257,7 @@ def _decoder(name: str, config: DecodeConfig) -> Decoder:
         vocab_size=sizes.vocab_size,
         n_embd=sizes.hidden_size,
         n_layer=sizes.n_layer,
-        n_head=sizes.n_heads,
+        n_head=sizes.n_head,
         n_inner=sizes.intermediate_size,
         n_positions=sizes.n_positions,
         activation_function=sizes.hidden_act,  # Its own is slower, and not what is compared.

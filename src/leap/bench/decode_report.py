@@ -52,7 +52,7 @@ def describe(report: DecodeReport) -> str:
     """The settings and the machine, and how GPT-2 came by its context."""
     sizes = report.config.sizes()
     text = (
-        f"{sizes.n_layer} layers of width {sizes.hidden_size}, {sizes.n_heads} heads, "
+        f"{sizes.n_layer} layers of width {sizes.hidden_size}, {sizes.n_head} heads, "
         f"{sizes.vocab_size} tokens in the vocabulary, batch 1, float32; "
         f"{where(report.machine)}, transformers {report.machine['transformers']}."
     )

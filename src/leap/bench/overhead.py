@@ -105,7 +105,7 @@ def _measure_at(config: OverheadConfig, length: int, width: int, steps: Steps) -
             info,
             attention,
             hidden_size=width,
-            n_heads=width // HEAD_WIDTH,
+            n_head=width // HEAD_WIDTH,
             intermediate_size=2 * width,
             classifier_size=2 * width,
             proportion_hidden=config.hidden,

@@ -162,7 +162,7 @@ class Source(ABC):
             "vocab_size": self.config.vocabulary,
             "hidden_size": self.config.hidden_size,
             "n_layer": self.config.layers,
-            "n_heads": self.config.heads,
+            "n_head": self.config.heads,
             "attention": "softmax" if name in (CACHE, REENCODE) else "leapformer",
         }
         if name == WINDOW:

@@ -24,7 +24,6 @@ from leap.extras import extras_with, install_command
 
 ABOUT = "Transformers with attention in linear time."
 MODEL_NAMES = {
-    "n_head": "n_heads",
     "dropout": "hidden_dropout_prob",
     "feed_forward_size": "intermediate_size",
 }

@@ -29,8 +29,8 @@ LAYER_TYPES = {
 }
 """Hugging Face's words for kinds of layers, and the mechanism that they ask for."""
 ALIASES = {
-    "n_head": "n_heads",
-    "num_attention_heads": "n_heads",
+    "n_heads": "n_head",
+    "num_attention_heads": "n_head",
     "num_hidden_layers": "n_layer",
     "max_position_embeddings": "n_positions",
 }
@@ -63,7 +63,7 @@ class LeapformerConfig(PreTrainedConfig):
         hidden_size: width of the residual stream.
         n_positions: learned positions; a sequence cannot be longer. Without learned positions it
             is what models are trained at, and no limit.
-        n_layer, n_heads: layers, and heads in each (`n_head` means the same).
+        n_layer, n_head: layers, and heads in each (`n_heads` means the same).
         intermediate_size: width of the feed-forward layers; 4 hidden_size by default.
         attention: name of the mechanism in `ATTENTIONS`, or one name a layer for a hybrid.
         attention_options: further arguments of a mechanism's layer, by the mechanism's name, as
@@ -105,19 +105,28 @@ class LeapformerConfig(PreTrainedConfig):
         alias: name for alias, name in ALIASES.items() if alias != "max_position_embeddings"
     }
 
+    # Sizes.
     vocab_size: int = 32100
     hidden_size: int = 256
     n_positions: int = 1024
     n_layer: int = 4
-    n_heads: int = 4
+    n_head: int = 4
     intermediate_size: int | None = None
+    # Which attention, and how it knows positions.
     attention: str | list[str] = "leapformer"
     attention_options: dict[str, dict[str, Any]] = field(default_factory=dict)
-    attention_dropout: float = 0.0
     layer_types: list[str] | None = None
-    window_sizes: list[int | None] | None = None
     position_embedding: str | None = None
+    # Every attention.
+    attention_bias: bool = True
+    attention_dropout: float = 0.0
+    attention_eps: float = 1e-6
+    gate: str | None = None
+    convolution: int | None = None
+    output_gate: bool = False
+    # LeaPformer and other linear attentions.
     feature: str = "relu"
+    normaliser: str = "denominator"
     proportion: str = "learned"
     proportion_hidden: int | None = None
     proportion_step_down: int | None = None
@@ -126,29 +135,28 @@ class LeapformerConfig(PreTrainedConfig):
     constant_steps: bool = False
     clocks: int = 1
     places: str = "undivided"
-    normaliser: str = "denominator"
-    gate: str | None = None
-    convolution: int | None = None
-    output_gate: bool = False
-    attention_eps: float = 1e-6
+    # LEAP.
+    window_sizes: list[int | None] | None = None
     formulation: str = "leap-mixed"
     rescale: float | str | None = "default"
-    attention_bias: bool = True
+    # Blocks and their initialisation.
     hidden_act: str = "gelu"
     hidden_dropout_prob: float = 0.1
     layer_norm_eps: float = 1e-5
     initializer_range: float = 0.02
+    # Language models.
     tie_word_embeddings: bool = True
     loss_without_logits: bool = True
     adaptive_cutoffs: list[int] | None = None
     adaptive_factor: int = 4
-    pooling: str = "mean"
-    classifier_size: int | None = None
-    two_inputs: bool = False
     use_cache: bool = True
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None
+    # Classifiers.
+    pooling: str = "mean"
+    classifier_size: int | None = None
+    two_inputs: bool = False
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "LeapformerConfig":
         """A config yet to be filled in; here alone one can see what was given."""
@@ -171,7 +179,7 @@ class LeapformerConfig(PreTrainedConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """All settings; the heads under their usual name too, by which peft looks for them."""
-        return {**super().to_dict(), "num_attention_heads": self.n_heads}
+        return {**super().to_dict(), "num_attention_heads": self.n_head}
 
     def to_diff_dict(self) -> dict[str, Any]:
         """What a saved config holds: each setting once."""
@@ -234,7 +242,7 @@ class LeapformerConfig(PreTrainedConfig):
             self.position_embedding = ByDefault(self.default_positions(form))
 
     def _check_sizes(self) -> None:
-        for name in ("vocab_size", "hidden_size", "n_positions", "n_layer", "n_heads", "clocks"):
+        for name in ("vocab_size", "hidden_size", "n_positions", "n_layer", "n_head", "clocks"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be 1 or more")
         for name in ("intermediate_size", "classifier_size"):

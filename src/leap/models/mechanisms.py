@@ -88,7 +88,7 @@ def _leapformer(
     given |= options
     if form != "bidirectional" or given["proportion"] != "travelled":
         given["places"] = "undivided"  # Only there is the last place known.
-    return LeapformerAttention(config.hidden_size, config.n_heads, form=form, **given)
+    return LeapformerAttention(config.hidden_size, config.n_head, form=form, **given)
 
 
 def _cosformer(
@@ -121,14 +121,14 @@ def _leap(config: "LeapformerConfig", layer: int, form: Form, **options: Any) ->
         "convolution": config.convolution,
         **_common(config),
     }
-    return LeapAttention(config.hidden_size, config.n_heads, **given | options)
+    return LeapAttention(config.hidden_size, config.n_head, **given | options)
 
 
 def _gated_delta(
     config: "LeapformerConfig", _layer: int, _form: Form, **options: Any
 ) -> GatedDeltaAttention:
     given: dict[str, Any] = {"convolution": config.convolution, **_common(config)}
-    return GatedDeltaAttention(config.hidden_size, config.n_heads, **given | options)
+    return GatedDeltaAttention(config.hidden_size, config.n_head, **given | options)
 
 
 def _softmax(
@@ -141,7 +141,7 @@ def _softmax(
         "output_gate": config.output_gate,
         **_common(config),
     }
-    return SoftmaxAttention(config.hidden_size, config.n_heads, form=form, **given | options)
+    return SoftmaxAttention(config.hidden_size, config.n_head, form=form, **given | options)
 
 
 def _encoder(kind: Callable[..., Attention]) -> Mechanism:
@@ -151,7 +151,7 @@ def _encoder(kind: Callable[..., Attention]) -> Mechanism:
         given = _common(config)
         if getattr(kind, "needs_length", False):
             given["length"] = config.n_positions + (config.pooling == "cls")
-        return kind(config.hidden_size, config.n_heads, **given | options)
+        return kind(config.hidden_size, config.n_head, **given | options)
 
     return Mechanism(build, forms=ENCODER, rotary=False)
 

@@ -10,7 +10,7 @@ WIKITEXT_103 = {
     # it: its positions too, where other presets have those that learned best.
     "vocab_size": 267_744,
     "hidden_size": 1024,
-    "n_heads": 8,
+    "n_head": 8,
     "n_positions": 512,
     "position_embedding": "sinusoidal",
     "proportion_step_down": 4,
@@ -19,15 +19,15 @@ WIKITEXT_103 = {
 }
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "tiny": {"vocab_size": 256, "hidden_size": 32, "n_layer": 2, "n_heads": 2, "n_positions": 128},
-    "small": {"hidden_size": 128, "n_layer": 6, "n_heads": 4, "n_positions": 2048},
+    "tiny": {"vocab_size": 256, "hidden_size": 32, "n_layer": 2, "n_head": 2, "n_positions": 128},
+    "small": {"hidden_size": 128, "n_layer": 6, "n_head": 4, "n_positions": 2048},
     "140m": WIKITEXT_103 | {"n_layer": 8},
     "247m": WIKITEXT_103 | {"n_layer": 16},
     "350m": {
         "vocab_size": 50_257,
         "hidden_size": 1024,
         "n_layer": 24,
-        "n_heads": 16,
+        "n_head": 16,
         "n_positions": 2048,
     },
 }

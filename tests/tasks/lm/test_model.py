@@ -128,7 +128,7 @@ def test_settings_that_do_not_fit_are_named(settings, message):
 
 def test_presets_give_sizes_that_can_be_overruled():
     model = build(preset="tiny", hidden_size=None, n_layer=None, n_head=4)
-    assert (model.config.hidden_size, model.config.n_layer, model.config.n_heads) == (32, 2, 4)
+    assert (model.config.hidden_size, model.config.n_layer, model.config.n_head) == (32, 2, 4)
     assert model.config.vocab_size == 257
     assert build(preset="tiny", n_layer=3, attention="leap").config.windows == [4, 8, None]
     assert build(preset="tiny", attention="gpt2", hidden_size=None).config.n_embd == 32

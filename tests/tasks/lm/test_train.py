@@ -140,8 +140,8 @@ def test_bad_input_leaves_no_folder(small, tmp_path, settings, error, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"n_head": 3}, "does not divide into n_head=3|n_heads=3"),
-        ({"n_head": 0}, "n_heads=0 must be 1 or more"),
+        ({"n_head": 3}, "does not divide into n_head=3|n_head=3"),
+        ({"n_head": 0}, "n_head=0 must be 1 or more"),
         ({"n_layer": 0}, "n_layer=0 must be 1 or more"),
         ({"hidden_size": 0}, "hidden_size=0 must be 1 or more"),
         ({"dropout": 1.5}, "hidden_dropout_prob=1.5 is a share"),

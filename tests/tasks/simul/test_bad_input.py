@@ -133,7 +133,7 @@ def test_a_test_that_does_not_fit_the_model(text_run, speech_run, fails, tmp_pat
 
 @pytest.mark.parametrize("verb", ["stream", "eval"])
 def test_a_run_of_another_task(verb, fails, tmp_path):
-    sizes = {"vocab_size": 20, "hidden_size": 8, "n_heads": 2, "n_layer": 1}
+    sizes = {"vocab_size": 20, "hidden_size": 8, "n_head": 2, "n_layer": 1}
     language_model = LeapformerForCausalLM(LeapformerConfig(**sizes))
     with quiet():
         language_model.save_pretrained(tmp_path / "lm/model")

@@ -31,7 +31,7 @@ from leap.training import quiet
 from leap.training.checkpoints import Checkpoints
 
 BASELINE = "gpt2"
-SIZES = {"hidden_size": 128, "n_layer": 6, "n_heads": 4}
+SIZES = {"hidden_size": 128, "n_layer": 6, "n_head": 4}
 """What a model measures unless told otherwise: LEAP's own experiments."""
 
 
@@ -109,7 +109,7 @@ def build_config(config: ModelConfig, tokenizer: Vocabulary, length: int) -> Any
     given = {
         "hidden_size": config.hidden_size,
         "n_layer": config.n_layer,
-        "n_heads": config.n_head,
+        "n_head": config.n_head,
         "position_embedding": config.position_embedding,
         "hidden_dropout_prob": config.dropout,
     }
@@ -304,7 +304,7 @@ def _gpt2(config: ModelConfig, settings: Mapping[str, Any]) -> GPT2Config:
         raise ConfigError(
             f"gpt2 has learned positions, not {config.position_embedding}; leave them out"
         )
-    sizes = ("hidden_size", "n_layer", "n_heads", "n_positions", "hidden_dropout_prob")
+    sizes = ("hidden_size", "n_layer", "n_head", "n_positions", "hidden_dropout_prob")
     ours = LeapformerConfig(
         attention="softmax", **{name: settings[name] for name in sizes if name in settings}
     )
@@ -313,7 +313,7 @@ def _gpt2(config: ModelConfig, settings: Mapping[str, Any]) -> GPT2Config:
     same = ("vocab_size", "n_positions", "n_layer", "bos_token_id", "eos_token_id", "pad_token_id")
     built: Any = GPT2Config(
         n_embd=settings["hidden_size"],
-        n_head=settings["n_heads"],
+        n_head=settings["n_head"],
         resid_pdrop=dropout,
         embd_pdrop=dropout,
         attn_pdrop=0.0,  # As in our layers, which drop no attention weights.

@@ -140,16 +140,16 @@ def hidden_units(config: LeapformerConfig, share: float, *, own: bool) -> int:
     def distance(hidden: int) -> float:
         return abs(added_parameters(config, hidden, own=own) / without - share)
 
-    head_width = config.hidden_size // config.n_heads
+    head_width = config.hidden_size // config.n_head
     # Parameters rise with hidden units, and twice the width of a head is more than anyone asks for.
     return min(range(1, max(2 * head_width, 3)), key=distance)
 
 
 def added_parameters(config: LeapformerConfig, hidden: int, *, own: bool) -> int:
     """Parameters of all nets of a model: one for queries and one for keys in each layer."""
-    head_width = config.hidden_size // config.n_heads
+    head_width = config.hidden_size // config.n_head
     with torch.device("meta"):
-        net = LearnedProportion(head_width, hidden=hidden, n_head=config.n_heads if own else None)
+        net = LearnedProportion(head_width, hidden=hidden, n_head=config.n_head if own else None)
     return 2 * config.n_layer * sum(parameter.numel() for parameter in net.parameters())
 
 

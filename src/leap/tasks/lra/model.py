@@ -55,7 +55,7 @@ def encoder_config(info: TaskInfo, attention: str, **changes: Any) -> Leapformer
         "n_positions": 1 << (info.max_length - 1).bit_length(),
         "hidden_size": 64,
         "n_layer": 2,
-        "n_heads": 2,
+        "n_head": 2,
         "intermediate_size": 128,
         "classifier_size": 128,
         "num_labels": info.n_classes,
