@@ -78,6 +78,8 @@ void share_out(Share share, const void *call, int64_t n_rows, float *scratch, in
 
 extern "C" {
 
+const int64_t leap_interface[4] = {LEAP_INTERFACE, sizeof(Causal), sizeof(Step), sizeof(Additive)};
+
 const char *leap_instructions(void) { return in_use().name; }
 
 int leap_use_instructions(const char *name) {

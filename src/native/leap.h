@@ -66,9 +66,14 @@ typedef struct {
     float *dpast_focus, *dpast_v, *dpast_mass; /* [b, h, k, ...] */
 } Additive;
 
+#define LEAP_INTERFACE 1 /* Another number whenever fields change their meaning. */
+
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* What a caller must have been written for: LEAP_INTERFACE, and the sizes of Causal, Step and Additive. */
+extern const int64_t leap_interface[4];
 
 /* The name of the instruction set in use, or null where this processor has none that was compiled. */
 const char *leap_instructions(void);

@@ -20,6 +20,8 @@ from leap.ops.additive import (
 )
 from leap.ops.tolerance import TOLERANCES, relative_error
 
+pytestmark = pytest.mark.usefixtures("each_backend")
+
 LENGTHS = [1, 2, 15, 16, 17, 50]
 WINDOWS = [None, 1, 2, 3, 4, 7, 16, 31, 32, 33, 48, 1000]
 FEW_WINDOWS = [None, 1, 3, 20, 40]

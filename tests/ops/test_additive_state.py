@@ -8,6 +8,8 @@ from leap.errors import InputError
 from leap.ops.additive import FocusState, WindowState, additive_attention, additive_pool
 from leap.ops.state import load_state
 
+pytestmark = pytest.mark.usefixtures("each_backend")
+
 WINDOWS = [None, 1, 6, 40]
 
 

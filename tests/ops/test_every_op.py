@@ -36,6 +36,8 @@ from leap.ops import (
 from leap.ops.additive import surrounding_attention
 from leap.ops.block_sparse import block_sparse_attention
 
+pytestmark = pytest.mark.usefixtures("each_backend")
+
 BATCH, HEADS, PAST = 2, 2, 4
 
 

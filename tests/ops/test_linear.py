@@ -28,6 +28,8 @@ from leap.ops.linear import (
 )
 from leap.ops.tolerance import TOLERANCES, relative_error
 
+pytestmark = pytest.mark.usefixtures("each_backend")
+
 LENGTHS = [1, 2, 7, 8, 9, 15, 16, 17, 50]
 FADE = (-1.0, -0.3, 0.0)
 

@@ -330,6 +330,16 @@ def test_without_a_compiler_it_says_so(tmp_path, monkeypatch):
     assert not (tmp_path / "libleap.so").exists()
 
 
+def test_a_library_of_other_sources_is_not_used(tmp_path, monkeypatch):
+    shutil.copy(Path(library.__file__).parent / library.LIBRARY, tmp_path)
+    assert library.load(tmp_path)[1] is None
+    monkeypatch.setattr(library, "INTERFACE", 0)
+    assert library.load(tmp_path) == (
+        None,
+        "it was built from other sources; python src/native/build.py builds it anew",
+    )
+
+
 @pytest.mark.skipif(shutil.which("false") is None, reason="needs a program that fails")
 def test_a_compiler_that_fails_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "false")

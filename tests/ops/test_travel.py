@@ -11,6 +11,8 @@ from leap.ops import LinearState, causal_travelled_attention, load_state
 from leap.ops.tolerance import TOLERANCES, relative_error
 from leap.ops.travel import clock, travelled
 
+pytestmark = pytest.mark.usefixtures("each_backend")
+
 FADE = (-0.5, -0.1, 0.0)
 
 

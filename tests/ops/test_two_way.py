@@ -6,6 +6,8 @@ from torch.testing import assert_close
 
 from leap.ops import linear_attention, two_way_linear_attention
 
+pytestmark = pytest.mark.usefixtures("each_backend")
+
 
 def make_inputs(length, *, seed=0):
     options = {"dtype": torch.double, "generator": torch.Generator().manual_seed(seed)}

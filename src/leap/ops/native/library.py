@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 LIBRARY, REASON = "libleap.so", "not-built.txt"
+INTERFACE = 1  # LEAP_INTERFACE in src/native/leap.h.
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.bool: 0}
 LEAST_WORK = 2**22  # Multiplications below which a second thread costs more than it brings.
 
@@ -108,8 +109,8 @@ def n_threads(work: int, rows: int) -> int:
     return min(torch.get_num_threads(), rows) if work >= LEAST_WORK else 1
 
 
-def _load() -> tuple[ctypes.CDLL | None, str | None]:
-    folder = Path(__file__).parent
+def load(folder: Path) -> tuple[ctypes.CDLL | None, str | None]:
+    """The library in a folder, or why there is none that these structs fit."""
     if not (folder / LIBRARY).is_file():
         said = (folder / REASON).read_text().strip() if (folder / REASON).is_file() else ""
         return None, said or "the library was not built; python src/native/build.py builds it"
@@ -117,6 +118,13 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
         library = ctypes.CDLL(str(folder / LIBRARY))
     except OSError as error:
         return None, f"the library does not load ({error})"
+    expected = [INTERFACE, *(ctypes.sizeof(kind) for kind in (Causal, Step, Additive))]
+    try:
+        found = list((ctypes.c_int64 * 4).in_dll(library, "leap_interface"))
+    except ValueError:
+        found = []
+    if found != expected:
+        return None, "it was built from other sources; python src/native/build.py builds it anew"
     library.leap_instructions.restype = ctypes.c_char_p
     library.leap_causal_scratch.restype = ctypes.c_int64
     library.leap_additive_scratch.restype = ctypes.c_int64
@@ -125,7 +133,7 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
     return library, None
 
 
-_library, _reason = _load()
+_library, _reason = load(Path(__file__).parent)
 
 
 def missing() -> str | None:
