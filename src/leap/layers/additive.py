@@ -80,13 +80,6 @@ class FastformerState(Joint):
     query: FocusState | WindowState
     key: FocusState | WindowState
 
-    @classmethod
-    def of(
-        cls, query: FocusState | WindowState, key: FocusState | WindowState
-    ) -> "FastformerState":
-        """The two of them, which have read the same tokens."""
-        return cls(query, key, length=query.length.clone())  # files do not store a tensor twice
-
     def merge(self, later: "FastformerState") -> "FastformerState":
         """Not possible: keys of B, read alone, have not met the mean query of A."""
         raise InputError(

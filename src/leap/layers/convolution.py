@@ -63,11 +63,6 @@ class ConvolvedState(Joint):
     taps: TapState
     inner: Recurrent
 
-    @classmethod
-    def of(cls, taps: TapState, inner: Recurrent) -> "ConvolvedState":
-        """The two of them, which have read the same tokens."""
-        return cls(taps, inner, length=inner.length.clone())  # files do not store a tensor twice
-
     def merge(self, later: "ConvolvedState") -> "ConvolvedState":
         """Not possible: the first tokens of B, read alone, have not met the last of A."""
         raise InputError(

@@ -159,11 +159,6 @@ class TurnedState(Joint):
     clock: ClockState
     inner: Recurrent
 
-    @classmethod
-    def of(cls, clock: ClockState, inner: Recurrent) -> "TurnedState":
-        """The two of them, which have read the same tokens."""
-        return cls(clock, inner, length=inner.length.clone())  # files do not store a tensor twice
-
     def merge(self, later: "TurnedState") -> "TurnedState":
         """Not possible: keys of B, read alone, were turned as if nothing came before."""
         raise InputError(

@@ -63,11 +63,6 @@ class WrittenState(Joint):
     own: Recurrent
     asked: ClockState
 
-    @classmethod
-    def of(cls, own: Recurrent, asked: ClockState) -> "WrittenState":
-        """The two of them, which have read the same tokens."""
-        return cls(own, asked, length=own.length.clone())  # files do not store a tensor twice
-
 
 class TranslationLayer(GradientCheckpointingLayer):
     """One block of the decoder."""

@@ -169,6 +169,11 @@ class Recurrent(State):
 class Joint(Recurrent):
     """States that have read the same tokens, as one: what is taken back is taken back from each."""
 
+    @classmethod
+    def of(cls: type[J], *parts: Recurrent) -> J:
+        """Its parts, in the order of its fields, as one."""
+        return cls(*parts, length=parts[0].length.clone())  # files do not store a tensor twice
+
     def reserve(self: J) -> J:
         """The same with room for all that each of them can hold."""
         return self._each(lambda part: part.reserve())
