@@ -254,6 +254,10 @@ VERBS = {
                 ("simul prepare", "numbers in words: a toy that needs no file"),
                 ("simul prepare --corpus multi30k --output runs/multi30k", "captions, as text"),
                 (
+                    "simul prepare --corpus tatoeba --target es --output runs/everyday",
+                    "everyday sentences, English to Spanish",
+                ),
+                (
                     "simul prepare --corpus multi30k --speak --limit 10000 "
                     "--tests test_2016_flickr --output runs/spoken",
                     "captions, spoken by espeak-ng",

@@ -39,6 +39,8 @@ from leap.tasks.simul.corpora.speech import (
     store_speech,
     those_heard,
 )
+from leap.tasks.simul.corpora.tatoeba import FILES as TATOEBA
+from leap.tasks.simul.corpora.tatoeba import read_tatoeba
 from leap.tasks.simul.data import SpeechPairs, TextPairs
 from leap.tasks.simul.scoring.simuleval import write_simuleval
 from leap.tasks.simul.vocabulary import (
@@ -79,11 +81,11 @@ class PrepareConfig:
     """
 
     corpus: Literal[
-        "numbers", "multi30k", "asterisk-prompts", "text", "must-c", "covost", "s2t"
+        "numbers", "multi30k", "tatoeba", "asterisk-prompts", "text", "must-c", "covost", "s2t"
     ] = "numbers"
-    """numbers needs no file; multi30k and asterisk-prompts (half an hour of recordings) lie in the
-    folder of data sets; the others where --data says: parallel text, MuST-C, CoVoST 2, or fairseq's
-    speech-to-text manifests."""
+    """numbers needs no file; multi30k (captions), tatoeba (everyday sentences) and
+    asterisk-prompts (half an hour of recordings) lie in the folder of data sets; the others where
+    --data says: parallel text, MuST-C, CoVoST 2, or fairseq's speech-to-text manifests."""
     data: Path | None = None
     """Folder of the corpus; of text, also one file with a tab between the languages. By default
     the corpus is made, or found among the data sets."""
@@ -120,7 +122,12 @@ class PrepareConfig:
             raise ConfigError(f"corpus={self.corpus} takes no data; leave it out")
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"limit={self.limit} must be 1 or more")
-        known = {"numbers": ("de",), "multi30k": ("de",), "asterisk-prompts": TARGETS}
+        known = {
+            "numbers": ("de",),
+            "multi30k": ("de",),
+            "tatoeba": tuple(TATOEBA),
+            "asterisk-prompts": TARGETS,
+        }
         targets = known.get(self.corpus)
         if targets is not None and (self.source != "en" or self.target not in targets):
             raise ConfigError(
@@ -205,6 +212,8 @@ def read_corpus(config: PrepareConfig) -> Corpus:
         corpus = numbers_corpus(config.limit or 10_000, seed=config.seed)
     elif config.corpus == "multi30k":
         corpus = read_multi30k()
+    elif config.corpus == "tatoeba":
+        corpus = read_tatoeba(config.target)
     elif config.corpus == "asterisk-prompts":
         corpus = read_prompts(config.target)
     else:

@@ -2,7 +2,7 @@
 
 import gzip
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,13 +21,7 @@ def read_parallel(path: Path, source: str = "en", target: str = "de") -> Corpus:
     """
     reader = Reader()
     if path.is_file():
-        for number, line in enumerate(_read_lines(path), start=1):
-            with reader.sentence(f"line {number} of {path.name}"):
-                left, tab, right = line.partition("\t")
-                if not tab:
-                    raise FileError("there is no tab in it")
-                sentence = Sentence(left, right.partition("\t")[0], id=str(number))
-                reader.add("train", sentence)
+        add_tabbed(reader, path.name, _read_lines(path))
     elif path.is_dir():
         for name, left_file, right_file in _pairs_of_files(path, source, target):
             lefts, rights = _read_lines(left_file), _read_lines(right_file)
@@ -43,6 +37,22 @@ def read_parallel(path: Path, source: str = "en", target: str = "de") -> Corpus:
     else:
         raise FileError(f"no parallel text at {path}")
     return with_held_out(reader.corpus(str(path), source, target))
+
+
+def add_tabbed(reader: Reader, name: str, lines: Sequence[str]) -> None:
+    """Add lines with a sentence, a tab and its translation; what comes after another tab is left.
+
+    Args:
+        reader: takes them, to train on.
+        name: of the file, for notes why a line is left out.
+        lines: the file's.
+    """
+    for number, line in enumerate(lines, start=1):
+        with reader.sentence(f"line {number} of {name}"):
+            left, tab, right = line.partition("\t")
+            if not tab:
+                raise FileError("there is no tab in it")
+            reader.add("train", Sentence(left, right.partition("\t")[0], id=str(number)))
 
 
 def write_parallel(corpus: Corpus, folder: Path) -> None:
