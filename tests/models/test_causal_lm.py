@@ -421,7 +421,7 @@ def test_layers_begin_by_adding_little_to_the_residual_stream(attention):
 
 
 def test_proportions_begin_apart():
-    config = LeapformerConfig(vocab_size=10, hidden_size=64, n_layer=2)
+    config = LeapformerConfig(vocab_size=10, hidden_size=64, n_layer=2, proportion="learned")
     for layer in LeapformerForCausalLM(config).model.layers:
         x = torch.randn(1, 100, 64)
         p = layer.block.attention.q_proportion(layer.block.attention.split(x))

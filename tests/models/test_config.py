@@ -10,9 +10,11 @@ from leap.models import (
     LeapConfig,
     LeapForCausalLM,
     LeapformerConfig,
+    LeapformerForCausalLM,
     LeapformerForSequenceClassification,
     LeapformerSeq2SeqConfig,
 )
+from leap.models.config import BEST, PAPER
 
 
 def test_the_originals_call_works_as_written():
@@ -177,7 +179,8 @@ def test_only_learned_positions_limit_the_length():
 @pytest.mark.parametrize(
     ("config", "positions"),
     [
-        (LeapformerConfig(), "alibi"),
+        (LeapformerConfig(), "none"),
+        (LeapformerConfig(proportion="learned"), "alibi"),
         (LeapformerConfig(attention="cosformer"), "alibi"),
         (LeapformerConfig(attention="softmax"), "learned"),
         (LeapformerConfig(attention=["leapformer", "softmax"] * 2), "learned"),
@@ -194,17 +197,53 @@ def test_positions_that_are_not_given_follow_from_the_attention(config, position
     assert type(config).from_pretrained(tmp_path).position_embedding == positions
 
 
-def test_positions_that_are_not_given_change_with_what_they_follow_from():
-    config = LeapformerConfig(vocab_size=10, n_layer=1, hidden_size=8, n_heads=2)
-    changed = config.to_dict() | {"attention": "softmax", "layer_types": None}
-    assert LeapformerConfig(**changed).position_embedding == "learned"
+def test_what_is_not_given_changes_with_what_it_follows_from():
+    sizes = {"vocab_size": 10, "n_layer": 1, "hidden_size": 8, "n_head": 2}
+    config = LeapformerConfig(**sizes)
     LeapformerForSequenceClassification(config)
     assert config.position_embedding == "learned"
+    assert {name: getattr(config, name) for name in PAPER} == PAPER
     config.position_embedding = "alibi"
     LeapformerForSequenceClassification(config)  # Scores fade in both directions.
-    softmax = LeapformerConfig(**changed | {"position_embedding": "alibi"})
+    softmax = LeapformerConfig(**sizes, attention="softmax", position_embedding="alibi")
     with pytest.raises(ConfigError, match="alibi is for form='causal'"):
         LeapformerForSequenceClassification(softmax)
+    LeapformerForCausalLM(config)
+    assert {name: getattr(config, name) for name in BEST} == BEST
+    assert config.position_embedding == "alibi"
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({}, BEST),
+        ({"gate": "channel"}, BEST | {"gate": "channel"}),
+        ({"output_gate": False, "convolution": 3}, BEST | {"output_gate": False, "convolution": 3}),
+        ({"proportion": "learned"}, PAPER),
+        ({"proportion": "travelled"}, PAPER | {"proportion": "travelled"}),
+        ({"attention": "linear"}, PAPER),
+        ({"attention": ["leap", "leapformer"], "n_layer": 2}, PAPER),
+    ],
+)
+def test_leapformer_is_what_learned_best_unless_proportions_are_given(given, found, tmp_path):
+    config = LeapformerConfig(**given)
+    assert {name: getattr(config, name) for name in found} == found
+    config.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert {name: saved[name] for name in found} == found
+    assert "by_default" not in saved
+    again = LeapformerConfig.from_pretrained(tmp_path)
+    assert {name: getattr(again, name) for name in found} == found
+
+
+def test_a_config_that_was_saved_before_proportions_had_names_has_the_papers(tmp_path):
+    config = LeapformerConfig(proportion="learned").to_dict()
+    for name in ("proportion", "gate", "convolution", "output_gate"):
+        del config[name]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    again = LeapformerConfig.from_pretrained(tmp_path)
+    assert {name: getattr(again, name) for name in PAPER} == PAPER
+    assert again.position_embedding == "alibi"
 
 
 def test_windows_double_as_far_as_there_is_something_to_see():

@@ -9,7 +9,7 @@ from leap.models.presets import PRESETS, preset
 
 
 @pytest.mark.parametrize(
-    ("name", "millions"), [("small", 5.3), ("140m", 146.2), ("247m", 247.1), ("350m", 353.8)]
+    ("name", "millions"), [("small", 5.4), ("140m", 146.2), ("247m", 247.1), ("350m", 354.9)]
 )
 def test_sizes_are_what_the_names_say(name, millions):
     with torch.device("meta"):
@@ -57,10 +57,10 @@ def test_the_state_is_of_a_few_mebibytes_at_most_and_begins_small(name, attentio
             assert found <= totals + per_token * seen
 
 
-def test_linear_attention_fades_but_for_the_papers_own_models():
-    found = {name: preset(name).position_embedding for name in PRESETS}
-    paper = {"140m": "sinusoidal", "247m": "sinusoidal"}
-    assert found == dict.fromkeys(PRESETS, "alibi") | paper
+def test_presets_have_what_learned_best_but_for_the_papers_own_models():
+    found = {name: (preset(name).proportion, preset(name).position_embedding) for name in PRESETS}
+    paper = dict.fromkeys(("140m", "247m"), ("learned", "sinusoidal"))
+    assert found == dict.fromkeys(PRESETS, ("travelled", "none")) | paper
 
 
 def test_an_unknown_preset_is_named():

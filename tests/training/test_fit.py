@@ -443,7 +443,7 @@ def test_the_mean_of_the_last_checkpoints_is_taken_if_it_does_better(tmp_path):
     # Steps too large to stay in the valley: between them lies a better place.
     changes = {"steps": 40, "learning_rate": 0.1, "schedule": "constant"}
     recipe = replace(RECIPE, evaluate_every=1, average=12, **changes)
-    model, fitted = run(tmp_path, recipe, dropout=0.3)
+    model, fitted = run(tmp_path, recipe, dropout=0.3, proportion="learned")
     seen = [loss for _, _, loss in losses(fitted) if loss is not None]
     assert fitted.averaged
     assert fitted.best_loss < min(seen)

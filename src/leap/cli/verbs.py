@@ -166,7 +166,7 @@ VERBS = {
             examples=[
                 ("lm mqar", "four models of three widths, an hour or two on a CPU"),
                 (
-                    "lm mqar --models leapformer:gate:conv4 --widths 64 --seeds 0 1 2",
+                    "lm mqar --models leapformer:travelled:gate:conv4 --widths 64 --seeds 0 1 2",
                     "one model and width, three times",
                 ),
                 (

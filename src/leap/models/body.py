@@ -128,7 +128,7 @@ class LeapformerBody(LeapformerPreTrainedModel):
     """How each layer attends."""
 
     def __init__(self, config: LeapformerConfig) -> None:
-        config.settle_positions(self.form)
+        config.settle(self.form)
         super().__init__(config)
         self.embed_tokens = (
             nn.Embedding(config.vocab_size, config.hidden_size)

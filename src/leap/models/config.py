@@ -39,8 +39,21 @@ FIRST_WINDOW = 4
 """Window of a first layer that is not told its own; each layer above sees twice as far."""
 
 
-class ByDefault(str):
-    """A setting that was not given: it follows from others, and is settled anew with them."""
+BEST: dict[str, Any] = {
+    "proportion": "travelled",
+    "gate": "head",
+    "convolution": 4,
+    "output_gate": True,
+}
+"""What decoders of LeaPformer have where `proportion` is not given: what learned best
+(docs/experiments.md)."""
+PAPER: dict[str, Any] = {
+    "proportion": "learned",
+    "gate": None,
+    "convolution": None,
+    "output_gate": False,
+}
+"""What other models have."""
 
 
 def default_window(layer: int, n_positions: int) -> int | None:
@@ -81,7 +94,9 @@ class LeapformerConfig(PreTrainedConfig):
             `default_positions`.
         feature: feature map of linear attentions, in `leap.ops.features.FEATURES`.
         proportion: how attention="leapformer" knows where tokens stand: "travelled", or "learned"
-            as in the paper.
+            as in the paper. Where it is not given, a decoder whose layers are all LeaPformer's is
+            made of what learned best, `BEST`: travelled places, a gate per head, a convolution and
+            an output gate, each unless given otherwise; other models have the paper's.
         proportion_hidden, proportion_step_down, proportion_per_head, proportion_bins,
             constant_steps, clocks, places, normaliser, attention_eps: see `LeapformerAttention`.
         gate: how decoders learn to forget: "head", or in linear attentions "channel"; not in LEAP.
@@ -123,11 +138,11 @@ class LeapformerConfig(PreTrainedConfig):
     attention_eps: float = 1e-6
     gate: str | None = None
     convolution: int | None = None
-    output_gate: bool = False
+    output_gate: bool | None = None
     # LeaPformer and other linear attentions.
     feature: str = "relu"
     normaliser: str = "denominator"
-    proportion: str = "learned"
+    proportion: str | None = None
     proportion_hidden: int | None = None
     proportion_step_down: int | None = None
     proportion_per_head: bool | None = None
@@ -177,9 +192,16 @@ class LeapformerConfig(PreTrainedConfig):
         self._settle_attention()
         super().__post_init__(**kwargs)
 
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """The config of a saved model; one that names no proportions has the paper's."""
+        return super().from_dict({"proportion": "learned"} | config_dict, **kwargs)
+
     def to_dict(self) -> dict[str, Any]:
         """All settings; the heads under their usual name too, by which peft looks for them."""
-        return {**super().to_dict(), "num_attention_heads": self.n_head}
+        settings = {**super().to_dict(), "num_attention_heads": self.n_head}
+        settings.pop("by_default", None)
+        return settings
 
     def to_diff_dict(self) -> dict[str, Any]:
         """What a saved config holds: each setting once."""
@@ -216,11 +238,24 @@ class LeapformerConfig(PreTrainedConfig):
     def build_attention(self, layer: int, form: Form = "causal") -> Attention:
         """The attention of one layer."""
         config = copy(self)
-        config.settle_positions(form)
+        config.settle(form)
         return build_attention(config, layer, form)
 
+    def settle(self, form: Form) -> None:
+        """Settle what was not given as is best for models of this form, or settle it anew."""
+        settled: dict[str, Any] = {}
+        best = self._is_open("proportion") and self._can_be_best(form)
+        for name, value in (BEST if best else PAPER).items():
+            if self._is_open(name):
+                settled[name] = value
+        if self._is_open("position_embedding"):
+            settled["position_embedding"] = "none" if best else self.default_positions(form)
+        self.by_default = settled
+        for name, value in settled.items():
+            setattr(self, name, value)
+
     def default_positions(self, form: Form = "causal") -> str:
-        """How positions are known unless the config is told.
+        """How positions are known in models other than the best, unless the config is told.
 
         Decoders of linear attention learn best where scores fade with distance, "alibi": it gives
         them the sense of what is near that they lack (docs/experiments.md), but for the delta rule,
@@ -236,10 +271,14 @@ class LeapformerConfig(PreTrainedConfig):
             return "learned"
         return "alibi" if any(ATTENTIONS[name].alibi for name in self.attentions) else "none"
 
-    def settle_positions(self, form: Form) -> None:
-        """Positions for a model of this form, if none were given."""
-        if self.position_embedding is None or isinstance(self.position_embedding, ByDefault):
-            self.position_embedding = ByDefault(self.default_positions(form))
+    def _can_be_best(self, form: Form) -> bool:
+        return form == "causal" and set(self.attentions) == {"leapformer"}
+
+    def _is_open(self, name: str) -> bool:
+        """Whether a setting was not given, and has not been changed since it was settled."""
+        value = getattr(self, name)
+        settled: dict[str, Any] = self.__dict__.get("by_default", {})
+        return value is None or (name in settled and value == settled[name])
 
     def _check_sizes(self) -> None:
         for name in ("vocab_size", "hidden_size", "n_positions", "n_layer", "n_head", "clocks"):
@@ -299,7 +338,7 @@ class LeapformerConfig(PreTrainedConfig):
                     "leave one out, or make them agree"
                 )
         self._settle_windows([kind == "sliding_attention" for kind in kinds])
-        self.settle_positions("causal")
+        self.settle("causal")
         self._check_positions()
         self.layer_types = [ATTENTIONS[name].layer_type for name in self.attentions]
 

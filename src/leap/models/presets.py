@@ -7,12 +7,13 @@ from leap.models.config import LeapConfig, LeapformerConfig
 
 WIKITEXT_103 = {
     # The decoder of Baevski and Auli on WikiText-103, with LeaPformer's attention, as the paper has
-    # it: its positions too, where other presets have those that learned best.
+    # it, where other presets have what learned best.
     "vocab_size": 267_744,
     "hidden_size": 1024,
     "n_head": 8,
     "n_positions": 512,
     "position_embedding": "sinusoidal",
+    "proportion": "learned",
     "proportion_step_down": 4,
     "adaptive_cutoffs": [20_000, 60_000],
     "hidden_dropout_prob": 0.3,
@@ -26,6 +27,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "350m": {
         "vocab_size": 50_257,
         "hidden_size": 1024,
+        "intermediate_size": 3584,  # Less than 4 hidden_size, to make room for output gates.
         "n_layer": 24,
         "n_head": 16,
         "n_positions": 2048,

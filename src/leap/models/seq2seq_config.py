@@ -60,6 +60,7 @@ class LeapformerSeq2SeqConfig(LeapformerConfig):
     cross_attention: str | list[str] | None = None
     cross_window: int | None = None
     position_embedding: str = "sinusoidal"
+    proportion: str = "learned"
     chunk_size: int = 0
     source_vocab_size: int | None = None
     label_smoothing: float = 0.0

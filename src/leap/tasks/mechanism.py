@@ -16,17 +16,18 @@ class AttentionOptions:
     """Settings of attentions that have them; each is the model's own unless given."""
 
     gate: Gate | None = None
-    """Forget gate: per head, or in linear attentions per channel; not in LEAP. By default there is
-    none."""
+    """Forget gate: per head, or in linear attentions per channel; not in LEAP. By default per head
+    in language models of LeaPformer, unless proportion is given, else none."""
     convolution: int | None = None
-    """Taps of a short convolution over the projections of causal attentions, usually 4; by default
-    it is left out."""
+    """Taps of a short convolution over the projections of causal attentions, usually 4; by
+    default as for gate: 4 or none."""
     output_gate: bool | None = None
-    """Multiply what leaves attentions by a learned gate of each channel; by default it is left
-    out, but in gated-delta."""
+    """Multiply what leaves attentions by a learned gate of each channel; by default as for gate,
+    and in gated-delta."""
     proportion: Literal["travelled", "learned"] | None = None
     """How LeaPformer knows where tokens stand: by steps that are added up, or read off each token
-    as in the paper; by default the model's."""
+    as in the paper; by default language models travel and others read. Given, a model has no
+    more than it is told."""
     clocks: int | None = None
     """Frequencies of each head by which travelled places are compared; 1 by default."""
     constant_steps: bool | None = None

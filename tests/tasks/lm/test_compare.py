@@ -44,7 +44,7 @@ def test_models_differ_in_nothing_but_themselves(config):
 def test_by_default_it_is_three_epochs_of_wikitext_2():
     for run in run_configs(CompareConfig()).values():
         assert (run.data, run.epochs, run.steps, run.length) == ("wikitext-2", 3.0, None, 1024)
-        assert (run.learning_rate, run.schedule, run.warmup) == (5e-4, "linear", 0.0)
+        assert (run.learning_rate, run.schedule, run.warmup) == (2e-3, "linear", 0.02)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_table_and_curves_come_out_and_models_that_are_done_are_kept(config):
     results = json.loads((config.output / "results.json").read_text())
     assert [row["model"] for row in results["rows"]] == ["gpt2", "leap:global"]
     table = (config.output / "results.md").read_text().splitlines()
-    assert table[0].endswith("2 steps of 4 x 32 tokens, AdamW 0.0005 linear, seed 0")
+    assert table[0].endswith("2 steps of 4 x 32 tokens, AdamW 0.002 linear, seed 0")
     assert [line.split(" | ")[0] for line in table[4:]] == ["| gpt2", "| leap:global"]
     assert (config.output / "curves.png").stat().st_size > 0
 

@@ -69,7 +69,7 @@ def test_attentions_take_turns():
 
 
 def test_positions_are_what_the_attention_can_use():
-    expected = {"leapformer": "alibi", "gated-delta": "none", "gated-delta,leapformer": "alibi"}
+    expected = {"leapformer": "none", "gated-delta": "none", "gated-delta,leapformer": "alibi"}
     for attention, positions in expected.items():
         assert build(attention=attention).config.position_embedding == positions
     assert build(preset="350m", attention="gated-delta").config.position_embedding == "none"
@@ -91,7 +91,7 @@ def test_windows_double_or_are_as_given():
 def test_gates_and_convolutions_are_passed_on(attention):
     config = build(attention=attention, gate="head", convolution=4).config
     assert (config.gate, config.convolution) == ("head", 4)
-    assert build(attention=attention).config.gate is None
+    assert build(attention=attention, proportion="learned").config.gate is None
 
 
 def test_formulation_is_passed_on():
@@ -177,13 +177,14 @@ def test_models_that_know_no_positions_have_no_limit(make):
 
 
 def test_linear_attentions_fade_with_distance_unless_told_otherwise():
-    for attention in ("leapformer", "cosformer", "elu-linear"):
+    for attention in ("linear", "cosformer", "elu-linear"):
         assert build(attention=attention).config.position_embedding == "alibi"
+    assert build(proportion="learned").config.position_embedding == "alibi"
     for attention in ("leap", "softmax", "leap,leapformer"):
         assert build(attention=attention).config.position_embedding == "learned"
     assert build(position_embedding="learned").config.position_embedding == "learned"
     preset = build(preset="tiny", hidden_size=None, n_layer=None)
-    assert preset.config.position_embedding == "alibi"
+    assert preset.config.position_embedding == "none"
 
 
 def test_a_run_is_loaded_with_its_tokenizer(trained):
@@ -297,7 +298,7 @@ def test_a_model_of_other_sizes_is_named(copied):
     ("other", "message"),
     [
         ({"attention": "gpt2"}, r"lm_head\.weight is missing"),
-        ({"attention": "leap"}, r"0\.block\.attention\.k_proj\.bias is missing"),
+        ({"attention": "leap"}, r"0\.block\.attention\.convolution\.weight is missing"),
         ({"n_layer": 1}, r"model\.layers\.1\..* is missing"),
         ({"position_embedding": "learned"}, r"model\.embed_positions\.weight is not its own"),
     ],

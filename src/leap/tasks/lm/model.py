@@ -41,8 +41,9 @@ class SizeConfig:
 
     position_embedding: PositionEmbedding | None = None
     """How positions are known; without learned ones, texts may be of any length. Unless a preset
-    says otherwise (140m and 247m), alibi for LeaPformer and other linear attentions, none for
-    gated-delta, learned for the rest, and for gpt2 always."""
+    says otherwise (140m and 247m), none for LeaPformer and gated-delta, alibi for other linear
+    attentions and for LeaPformer whose proportion is given, learned for the rest, and for gpt2
+    always."""
     preset: str | None = None
     """Sizes by name, see leap lm presets; explicit sizes override it. By default none."""
     hidden_size: int | None = None
