@@ -200,6 +200,8 @@ def test_positions_that_are_not_given_follow_from_the_attention(config, position
 def test_what_is_not_given_changes_with_what_it_follows_from():
     sizes = {"vocab_size": 10, "n_layer": 1, "hidden_size": 8, "n_head": 2}
     config = LeapformerConfig(**sizes)
+    changed = config.to_dict() | {"attention": "softmax", "layer_types": None}
+    assert LeapformerConfig(**changed).position_embedding == "learned"
     LeapformerForSequenceClassification(config)
     assert config.position_embedding == "learned"
     assert {name: getattr(config, name) for name in PAPER} == PAPER
@@ -238,7 +240,7 @@ def test_leapformer_is_what_learned_best_unless_proportions_are_given(given, fou
 
 def test_a_config_that_was_saved_before_proportions_had_names_has_the_papers(tmp_path):
     config = LeapformerConfig(proportion="learned").to_dict()
-    for name in ("proportion", "gate", "convolution", "output_gate"):
+    for name in ("proportion", "gate", "convolution", "output_gate", "by_default"):
         del config[name]
     (tmp_path / "config.json").write_text(json.dumps(config))
     again = LeapformerConfig.from_pretrained(tmp_path)

@@ -188,6 +188,7 @@ class LeapformerConfig(PreTrainedConfig):
         for alias, name in ALIASES.items():
             if alias in kwargs:  # Before anything is derived from them.
                 setattr(self, name, kwargs.pop(alias))
+        self.by_default: dict[str, Any] = kwargs.pop("by_default", {})  # See `settle`.
         self._check_sizes()
         self._settle_attention()
         super().__post_init__(**kwargs)
@@ -199,14 +200,13 @@ class LeapformerConfig(PreTrainedConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """All settings; the heads under their usual name too, by which peft looks for them."""
-        settings = {**super().to_dict(), "num_attention_heads": self.n_head}
-        settings.pop("by_default", None)
-        return settings
+        return {**super().to_dict(), "num_attention_heads": self.n_head}
 
     def to_diff_dict(self) -> dict[str, Any]:
         """What a saved config holds: each setting once."""
+        left_out = {*self.attribute_map, "by_default"}
         saved = super().to_diff_dict()
-        return {name: value for name, value in saved.items() if name not in self.attribute_map}
+        return {name: value for name, value in saved.items() if name not in left_out}
 
     @property
     def max_position_embeddings(self) -> int | None:
@@ -242,7 +242,10 @@ class LeapformerConfig(PreTrainedConfig):
         return build_attention(config, layer, form)
 
     def settle(self, form: Form) -> None:
-        """Settle what was not given as is best for models of this form, or settle it anew."""
+        """Settle what was not given as is best for models of this form, or settle it anew.
+
+        `by_default` has what was settled: what is still so was not given, and may change.
+        """
         settled: dict[str, Any] = {}
         best = self._is_open("proportion") and self._can_be_best(form)
         for name, value in (BEST if best else PAPER).items():
@@ -277,7 +280,7 @@ class LeapformerConfig(PreTrainedConfig):
     def _is_open(self, name: str) -> bool:
         """Whether a setting was not given, and has not been changed since it was settled."""
         value = getattr(self, name)
-        settled: dict[str, Any] = self.__dict__.get("by_default", {})
+        settled = self.by_default
         return value is None or (name in settled and value == settled[name])
 
     def _check_sizes(self) -> None:

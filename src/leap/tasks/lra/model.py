@@ -50,6 +50,7 @@ def encoder_config(info: TaskInfo, attention: str, **changes: Any) -> Leapformer
     """
     given: dict[str, Any] = {
         "attention": attention,
+        "proportion": "learned",
         "vocab_size": max(info.vocab_size, paper(info.name).vocab_size),
         # As many as the next power of 2.
         "n_positions": 1 << (info.max_length - 1).bit_length(),
