@@ -4,7 +4,7 @@
 draft is rejected: all of them things that a `leap.ops.State` can do.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,8 @@ class StateLayer(CacheLayerMixin):
     def __init__(self) -> None:
         super().__init__()
         self.state: Recurrent | None = None
-        # Pads counted, as `generate` does. A tensor, as a compiled step must not depend on it.
+        # Pads counted, as `generate` does; of each row by itself after a join. A tensor, as a
+        # compiled step must not depend on it.
         self.n_tokens = torch.zeros((), dtype=torch.long)
         self.record_past = False
         self.rollback_limit = ROLLBACK_LIMIT
@@ -54,15 +55,20 @@ class StateLayer(CacheLayerMixin):
     @property
     def batch_size(self) -> int:
         """Rows of the state; -1 before there are any."""
-        return -1 if self.state is None else len(next(iter(self.state.tensors().values())))
+        return -1 if self.state is None else len(self.state.length)
 
     def get_seq_length(self) -> int:
-        """Tokens read so far, pads counted."""
-        return int(self.n_tokens)
+        """Tokens read so far, pads counted; of joined rows, those of the longest."""
+        return int(self.n_tokens.max()) if self.n_tokens.numel() else 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Length and offset of what a mask covers: all that was read, and the query itself."""
-        return int(self.n_tokens) + query_length, 0
+        return self.get_seq_length() + query_length, 0
+
+    @property
+    def n_read(self) -> Tensor:
+        """Tokens that each row has read, `[b]`, pads counted."""
+        return self.n_tokens.expand(self.batch_size)
 
     def get_max_length(self) -> int:
         """-1, for no limit."""
@@ -90,15 +96,19 @@ class StateLayer(CacheLayerMixin):
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Give each beam the past of the one it continues."""
-        self._change(lambda state: state.select(beam_idx))
+        self.batch_select_indices(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep some of the rows."""
         self._change(lambda state: state.select(indices))
+        if self.n_tokens.ndim:
+            self.n_tokens = self.n_tokens[indices.to(self.n_tokens.device)]
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat each row where it stands."""
         self._change(lambda state: state.repeat(repeats))
+        if self.n_tokens.ndim:
+            self.n_tokens = self.n_tokens.repeat_interleave(repeats)
 
     def offload(self) -> None:
         """Move the state to the CPU."""
@@ -135,6 +145,38 @@ class StateCache(Cache):
 
     def __init__(self, n_layer: int) -> None:
         super().__init__(layers=[StateLayer() for _ in range(n_layer)])
+
+    @classmethod
+    def join(cls, caches: Sequence["StateCache"]) -> "StateCache":
+        """The rows of several caches of one model as one, each as far as it had read.
+
+        Going on from it gives each row what it would get alone. Recorded tokens are not kept: none
+        can be taken back. The caches themselves stay as they are.
+        """
+        if not caches or any(layer.state is None for cache in caches for layer in cache.layers):
+            raise InputError("join takes caches that have read something, one or more")
+        if len({len(cache.layers) for cache in caches}) > 1:
+            raise InputError("join takes caches of one model; these have more and fewer layers")
+        joined = cls(len(caches[0].layers))
+        for layer, *parts in zip(joined.layers, *(x.layers for x in caches), strict=True):
+            states = [part.state for part in parts if part.state is not None]
+            _check_alike(states)
+            layer.put(states[0].concat(states[1:]), torch.cat([x.n_read for x in parts]))
+        return joined
+
+    def select(self, rows: Sequence[int] | Tensor) -> "StateCache":
+        """Some of the rows, in the given order, as a cache of their own; this one stays."""
+        chosen = StateCache(len(self.layers))
+        for mine, layer in zip(self.layers, chosen.layers, strict=True):
+            layer.put(mine.state, mine.n_tokens)
+            layer.batch_select_indices(torch.as_tensor(rows, dtype=torch.long))
+        return chosen
+
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens that each row has read, `[b]`, pads not counted."""
+        state = self.layers[0].state
+        return torch.zeros(0, dtype=torch.long) if state is None else state.length
 
     def record_draft(self, n_tokens: int) -> None:
         """Be ready to take back so many tokens more, that will be read one at a time."""
@@ -178,6 +220,17 @@ class StateCache(Cache):
         for i, layer in enumerate(cache.layers):
             layer.put(states[str(i)], progress.n_tokens.cpu())
         return cache
+
+
+def _check_alike(states: Sequence[Recurrent]) -> None:
+    """Refuse states of different models."""
+    first = states[0]
+    for other in states[1:]:
+        if type(other) is not type(first) or other.layout() != first.layout():
+            raise InputError(
+                f"join takes caches of one model; a layer has {type(first).__name__} "
+                f"{first.layout()} in one and {type(other).__name__} {other.layout()} in another"
+            )
 
 
 @state
