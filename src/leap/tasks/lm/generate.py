@@ -8,7 +8,8 @@ written but not read yet, and the tokenizer, and holds the state of the random n
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,7 +137,8 @@ def write_on(
     cache = outputs.past_key_values if isinstance(outputs.past_key_values, StateCache) else None
     if config.state is not None:
         assert cache is not None
-        _save(config.state, cache, tokenizer, streamer.tokens[-1:], model.device)
+        random = {model.device.type: _generator(model.device).get_state()}
+        save_text(config.state, cache, tokenizer, streamer.tokens[-1:], random)
     return Written(
         text="".join(streamer.pieces),
         tokens=streamer.tokens,
@@ -149,12 +151,12 @@ class _Streamer(BaseStreamer):
     """Takes tokens as `generate` makes them, and passes on the text they complete."""
 
     def __init__(self, tokenizer: TextTokenizer, prompt: str, write: Write | None) -> None:
-        self.decode = tokenizer.stream()
+        self.tokenizer = tokenizer
         self.prompt = prompt
         self.write = write
         self.tokens: list[int] = []
         self.pieces: list[str] = []
-        self.prompt_passed = self.space_given = False
+        self.decode: Callable[[int], str] | None = None
         self.first = self.last = 0.0
 
     @property
@@ -162,21 +164,14 @@ class _Streamer(BaseStreamer):
         return self.last - self.first
 
     def put(self, value: Tensor) -> None:
-        if not self.prompt_passed:
-            self.prompt_passed = True
-            # What was read is decoded too, else SentencePiece takes what follows for the first
-            # word of a text, with no space before it. One that ends a prompt it does not read.
-            before = "".join(map(self.decode, value.flatten().tolist()))
-            self.space_given = self.prompt.endswith(" ") and not before.endswith(" ")
+        if self.decode is None:
+            self.decode = self.tokenizer.continuation(self.prompt, value.flatten().tolist())
             return
         for token in value.flatten().tolist():
             self.last = time.perf_counter()
             self.first = self.first or self.last
             self.tokens.append(token)
             piece = self.decode(token)
-            if piece and self.space_given:
-                piece = piece.removeprefix(" ")
-                self.space_given = False
             if piece:
                 self.pieces.append(piece)
                 if self.write is not None:
@@ -201,41 +196,66 @@ def _begin(
         if not config.state.parent.is_dir():
             raise FileError(f"no folder {config.state.parent} to keep the state in; make it first")
         return None, [tokenizer.eos_id]
-    cache = model.load_state(config.state)
-    random = RANDOM.format(device=model.device.type)
-    try:
-        with safe_open(config.state, framework="pt") as file:
-            kept = json.loads((file.metadata() or {}).get(TAG, "{}"))
-            if config.seed is None and random in file.keys():  # noqa: SIM118
-                _generator(model.device).set_state(file.get_tensor(random))
-        unread = [int(token) for token in kept.get("unread", [])]
-    except (ValueError, TypeError, AttributeError, RuntimeError) as error:
-        raise FileError(
-            f"{config.state} does not say how its text goes on ({first_line(error)})"
-        ) from error
-    if not all(0 <= token < tokenizer.vocab_size for token in unread):
-        raise FileError(f"{config.state} goes on from a token that there is not; give another")
-    if kept.get("tokenizer", tokenizer.fingerprint) != tokenizer.fingerprint:
-        raise FileError(f"{config.state} was written with another tokenizer; give its own model")
+    cache, unread, random = load_text(config.state, model, tokenizer)
+    if config.seed is None and random is not None:
+        with _explained(config.state):
+            _generator(model.device).set_state(random)
     if not unread and not config.prompt:
         raise FileError(f"{config.state} does not say how its text goes on; give a prompt")
     return cache, unread
 
 
-def _save(
+def load_text(
+    path: Path, model: LeapformerForCausalLM, tokenizer: TextTokenizer
+) -> tuple[StateCache, list[int], Tensor | None]:
+    """A text that `save_text` wrote: what was read, tokens that were not, and random numbers."""
+    cache = model.load_state(path)
+    name = RANDOM.format(device=model.device.type)
+    with _explained(path), safe_open(path, framework="pt") as file:
+        kept = json.loads((file.metadata() or {}).get(TAG, "{}"))
+        random = file.get_tensor(name) if name in file.keys() else None  # noqa: SIM118
+        unread = [int(token) for token in kept.get("unread", [])]
+    if not all(0 <= token < tokenizer.vocab_size for token in unread):
+        raise FileError(f"{path} goes on from a token that there is not; give another")
+    if kept.get("tokenizer", tokenizer.fingerprint) != tokenizer.fingerprint:
+        raise FileError(f"{path} was written with another tokenizer; give its own model")
+    return cache, unread, random
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise FileError(
+            f"{path} does not say how its text goes on ({first_line(error)})"
+        ) from error
+
+
+def save_text(
     path: Path,
     cache: StateCache,
     tokenizer: TextTokenizer,
     unread: list[int],
-    device: torch.device,
+    random: Mapping[str, Tensor] | None = None,
 ) -> None:
+    """Write what was read of a text, and how it goes on.
+
+    Args:
+        path: of the file, which appears when it is complete.
+        cache: what was read, in one row.
+        tokenizer: its own.
+        unread: the last token, which has been written but not read.
+        random: states of random generators, by the kind of their device.
+    """
     unfinished = path.with_name(f".{path.name}.part")
     try:
         cache.save(unfinished)
         with safe_open(unfinished, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             metadata = file.metadata() or {}
-        tensors[RANDOM.format(device=device.type)] = _generator(device).get_state()
+        for device, state in (random or {}).items():
+            tensors[RANDOM.format(device=device)] = state
         kept = {"tokenizer": tokenizer.fingerprint, "unread": unread}
         unfinished.write_bytes(save(tensors, metadata=metadata | {TAG: json.dumps(kept)}))
         unfinished.replace(path)

@@ -116,6 +116,29 @@ class TextTokenizer:
 
         return step
 
+    def continuation(self, prompt: str, read: Sequence[int]) -> Callable[[int], str]:
+        """A function like that of `stream`, for tokens that follow a prompt.
+
+        Args:
+            prompt: the text before.
+            read: its tokens, or the last of them. They are decoded too, else SentencePiece takes
+                what follows for the first word of a text, with no space before it.
+        """
+        decode = self.stream()
+        before = "".join(map(decode, read))
+        # A space that ends a prompt SentencePiece does not read, and would give once more.
+        space_given = prompt.endswith(" ") and not before.endswith(" ")
+
+        def step(token: int) -> str:
+            nonlocal space_given
+            piece = decode(token)
+            if piece and space_given:
+                piece = piece.removeprefix(" ")
+                space_given = False
+            return piece
+
+        return step
+
     def save(self, folder: Path) -> None:
         """Write the tokenizer, for `load` or `AutoTokenizer` to read."""
         self.hugging_face.save_pretrained(str(folder))
