@@ -346,8 +346,9 @@ def test_batches_are_made_as_told(tmp_path):
         return {key: torch.stack([item[key] for item in items]) for key in items[0]}
 
     run(tmp_path, collate=collate)
-    # Eight to learn from, and twice three to look at; some are fetched before their turn.
-    assert sorted(sizes) == [2] * 2 + [4] * (8 + 2 * 2)
+    # Eight to learn from, and twice three to look at; some are fetched before their turn. And one
+    # example by itself, for the alarm.
+    assert sorted(sizes) == [1] + [2] * 2 + [4] * (8 + 2 * 2)
 
 
 def test_held_out_data_can_be_cut_to_whole_batches():

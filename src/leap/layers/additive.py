@@ -50,6 +50,7 @@ from leap.layers.attention import (
     token_positions,
 )
 from leap.layers.convolution import ConvolvedState, short_convolution
+from leap.layers.equalise import Noted
 from leap.ops.additive import (
     FocusState,
     WindowState,
@@ -88,7 +89,7 @@ class FastformerState(Joint):
         )
 
 
-class LeapAttention(Attention):
+class LeapAttention(Noted, Attention):
     """LEAP's attention, global or over a window, in one of its formulations.
 
     Args:
@@ -105,6 +106,8 @@ class LeapAttention(Attention):
         dropout: share of the attended values to drop.
         convolution: taps of a convolution over projections, in the causal form; usually 4.
     """
+
+    part = "focus"
 
     def __init__(
         self,
@@ -233,6 +236,7 @@ class LeapAttention(Attention):
         heads, taps = self._heads(x, taps, key_mask, cu_seqlens)
         mean = self._mean(x, past, key_mask, cu_seqlens, positions)
         y, after, focus = self.formulation.attend(self, x, heads, past, mean)
+        self.note(focus.logits)
         if taps is not None and after is not None:
             after = ConvolvedState.of(taps, after)
         return y, after, focus

@@ -1,8 +1,9 @@
-"""What a learned part contributes: set it to its mean, and see what that costs.
+"""What a learned part reads off tokens, and what it contributes: set it to its mean, and see.
 
 A part that differs between tokens (steps, proportions, gates) does something only as far as it
 differs. `equalised` holds every such part of a model at its mean over a text, head by head, so that
-the loss with and without it tells what the differences are worth.
+the loss with and without it tells what the differences are worth. `noted` shows what the parts
+read off the tokens of a call.
 
 Axes: b batch, h heads, t tokens.
 """
@@ -18,11 +19,21 @@ from torch import Tensor, nn
 from leap.errors import ConfigError
 
 
-class Learned(nn.Module):
-    """A module that reads something off each token, and can be held at its mean."""
+class Noted:
+    """A module that reads something off each token, which `noted` shows."""
 
     part: ClassVar[str]
     """What it is called by, as in `model.equalise("gates")`."""
+    _notes: list[Tensor] | None = None
+
+    def note(self, value: Float[Tensor, "b h t *c"]) -> None:
+        """Keep what was read off tokens, while somebody asks for it."""
+        if self._notes is not None:
+            self._notes.append(value.detach())
+
+
+class Learned(Noted, nn.Module):
+    """A module that reads something off each token, and can be held at its mean."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,6 +42,7 @@ class Learned(nn.Module):
 
     def settled(self, value: Float[Tensor, "b h t *c"]) -> Float[Tensor, "b h t *c"]:
         """What was read off tokens, or its mean while that is held."""
+        self.note(value)
         if self._seen is not None:
             total = value.detach().double().sum((0, 2))
             count = total.new_full((1,), value.shape[0] * value.shape[2])
@@ -39,6 +51,23 @@ class Learned(nn.Module):
             return value
         shape = (1, value.shape[1], 1, *value.shape[3:])
         return self._held.to(value.dtype).view(shape).expand_as(value)
+
+
+@contextmanager
+def noted(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
+    """What each `Noted` module of a model reads off tokens in this context, by the module's name.
+
+    There is a tensor for each call of it.
+    """
+    modules = {name: each for name, each in model.named_modules() if isinstance(each, Noted)}
+    notes: dict[str, list[Tensor]] = {name: [] for name in modules}
+    try:
+        for name, module in modules.items():
+            module._notes = notes[name]
+        yield notes
+    finally:
+        for module in modules.values():
+            module._notes = None
 
 
 def learned_parts(model: nn.Module) -> list[str]:

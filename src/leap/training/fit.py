@@ -26,6 +26,7 @@ from transformers import (
     Trainer,
     TrainerCallback,
     TrainingArguments,
+    default_data_collator,
 )
 from transformers.trainer_callback import PrinterCallback
 from transformers.utils import SAFE_WEIGHTS_NAME, logging
@@ -33,6 +34,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME, logging
 from leap.errors import ConfigError, FileError, TrainingError
 from leap.ops.state import accumulator
 from leap.reports.progress import Progress, Say, Status, silent
+from leap.training.alarm import Alarm
 from leap.training.checkpoints import Checkpoints
 from leap.training.clock import now
 from leap.training.folder import RunFolder
@@ -104,7 +106,8 @@ def fit(
         train, held_out: examples, as the model's forward takes them, or as collate does.
         recipe: how.
         folder: where checkpoints and the log go; it must have been created.
-        progress: told how far the run is after each step, and what there is to know besides.
+        progress: told how far the run is after each step, and what there is to know besides: that
+            a checkpoint was damaged, or that a learned part has degenerated, see `Alarm`.
         collate: makes batches of examples that are not all of one length, or are batches already.
         measure: what to choose the best checkpoint by, rather than the held-out loss.
         shuffle: take the training examples pass after pass, each in an order of its own. Without
@@ -140,7 +143,7 @@ def fit(
         eval_dataset=held_out,
         data_collator=collate,
         compute_metrics=None if measure is None else partial(_score, measure),
-        callbacks=[watch, *_tensorboard(folder)],
+        callbacks=[watch, Alarm(_first(held_out, collate), say), *_tensorboard(folder)],
     )
     trainer.remove_callback(PrinterCallback)
     with quiet():
@@ -173,6 +176,11 @@ def fit(
         cpu_seconds_per_step=_mean(state.log_history, "cpu_seconds_per_step"),
         history=state.log_history,
     )
+
+
+def _first(data: Dataset[Any], collate: Collate | None) -> dict[str, Any]:
+    """The first example, as a batch."""
+    return (default_data_collator if collate is None else collate)([data[0]])
 
 
 def whole_batches(data: Dataset[Example], batch: int) -> Subset[Example]:
