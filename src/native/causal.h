@@ -1,23 +1,24 @@
 /* Causal linear attention in O(t), a chunk at a time, and its gradients.
 
-    num_i = sum_j a_ij v_j + fq_i kv                   o_i = num_i / max(den_i, eps)
-    den_i = sum_j a_ij     + fq_i . k_sum              0 where den_i is
-    kv    = exp(c_n) kv + sum_j fk_j v_j^T             k_sum = exp(c_n) k_sum + sum_j fk_j
+    num_i = sum_j a_ij v_j + sum_m wq_im q_i kv_m           o_i = num_i / max(den_i, eps)
+    den_i = sum_j a_ij     + sum_m wq_im q_i . k_sum_m      0 where den_i is
+    kv_m  = exp(c_n) kv_m + sum_j k_j (wk_jm v_j)^T         k_sum_m = exp(c_n) k_sum_m + sum_j wk_jm k_j
 
-with a, fq, fk and c as in chunk.h. Backward, with g = do / den and h = -(do . o) / den (0 where the
-floor eps holds):
+with a, wq, wk and c as in chunk.h; the state has parts kv_m and k_sum_m. Backward, with g = do / den
+and h = -(do . o) / den (0 where the floor eps holds):
 
-    da_ij = g_i . v_j + h_i                            j <= i
-    dv_j  = sum_i a_ij g_i + fk_j dkv                  dkv and dk_sum gather from later chunks:
-    dfq_i = kv g_i + k_sum h_i                         dkv    = exp(c_n) dkv    + fq^T g
-    dfk_j = dkv v_j + dk_sum                           dk_sum = exp(c_n) dk_sum + fq^T h
+    da_ij = g_i . v_j + h_i                                 j <= i
+    dv_j  = sum_i a_ij g_i + sum_m wk_jm k_j dkv_m          dkv and dk_sum gather from later chunks:
+    uq_im = kv_m g_i + k_sum_m h_i                          dkv_m    = exp(c_n) dkv_m    + sum_i q_i (wq_im g_i)^T
+    uk_jm = dkv_m v_j + dk_sum_m                            dk_sum_m = exp(c_n) dk_sum_m + sum_i wq_im h_i q_i
+    dq_i  = sum_m wq_im uq_im, dwq_im = q_i . uq_im         and so for k; the rest is the product rule on a
 
-and the product rule on a, fq and fk. A gate fades all that lies before it for all that comes after:
+A gate fades all that lies before it for all that comes after:
 
     dl_i = sum_{m >= i} (q_m . dq_m - k_m . dk_m) + kv . dkv + k_sum . dk_sum       after the chunk
 
 The state is kept at every 16th chunk; the backward computes those between again, transposed, as
-products along e need it. What lies far back is of double precision and added to only now and then:
+the products need it. What lies far back is of double precision and added to only now and then:
 to add each chunk to it would round the sum of the whole past each time. */
 
 #pragma once
@@ -33,11 +34,13 @@ struct Sums {
     const Sizes s;
     double *far_kv, *far_k; /* [r f, e] and [r f], as callers know them */
     float *near, *rounded, *both;
+    float *wide; /* [parts, C, ep]: values, weighed */
     float left = 1; /* of the far past, since it was last added to */
     bool is_empty;
 
     Sums(const Sizes &sizes, Memory &m) : s(sizes) {
         near = m.take(s.state()), rounded = m.take(s.state()), both = m.take(s.state());
+        wide = m.take((int64_t)s.parts * C * s.ep);
     }
 
     void begin(const Causal &a, int64_t row) {
@@ -45,9 +48,8 @@ struct Sums {
         far_kv = a.kv_after + row * width * s.e, far_k = a.k_sum_after + row * width;
         is_empty = !a.kv;
         left = 1;
-        clear(near, s.state());
-        clear(rounded, s.state());
         if (is_empty) {
+            clear(near, s.state());
             memset(far_kv, 0, width * s.e * sizeof(double));
             memset(far_k, 0, width * sizeof(double));
         } else {
@@ -65,14 +67,19 @@ struct Sums {
         return both;
     }
 
-    void read(const Chunk &c) {
-        add_product(s.F, s.ep, c.rows, {c.fk, 1, s.F, c.v, s.ep}, near, s.ep, c.across);
-        float *k_sum = near + (int64_t)s.F * s.ep;
-        for (int f = 0; f < s.F; f += W) {
-            vf total = {};
-            for (int j = 0; j < c.rows; j++) total += load(c.fk + j * s.F + f);
-            store(k_sum + f, load(k_sum + f) * c.across + total);
+    void read(const Chunk &c, Ahead &ahead) {
+        const float *values = c.weighed(c.v, c.wk, s.ep, wide);
+        for (int m = 0; m < s.parts; m++) {
+            float *kv = near + (int64_t)m * s.fp * s.ep;
+            each_tile(s.fp, s.ep, [&](auto nv, int f, int e) {
+                ahead.some();
+                Tile<nv.value> tile;
+                tile.clear();
+                tile.add({c.kt, C, 1, values + m * C * s.ep, s.ep}, f, e, 0, c.rows);
+                tile.add_to(kv + f * s.ep + e, s.ep, c.across);
+            });
         }
+        c.add_rows(c.k, c.wk, c.across, near + (int64_t)s.F * s.ep);
         left *= c.across;
     }
 
@@ -90,6 +97,7 @@ struct Sums {
     }
 
     void round() {
+        clear(rounded, s.state());
         for (int m = 0; m < s.parts; m++)
             for (int f = 0; f < s.f; f++) {
                 float *to = rounded + (int64_t)(m * s.fp + f) * s.ep;
@@ -107,6 +115,35 @@ ALWAYS float dot(const float *a, const float *b, int n) {
     return sum(total);
 }
 
+struct Parts {
+    int n, gap;     /* from a matrix to the next */
+    const float *w; /* [n, C]; null where all are 1 */
+};
+
+/* out[i, n] = sum_m w_mi sum_k a[i, k] b_m[k, n] */
+void weighed_product(int rows, int columns, int n_k, Factors f, Parts p, float *out, int ld, Ahead &ahead) {
+    each_part(rows, columns, p.n, [&](auto nv, auto several, int i, int n, int m) {
+        ahead.some();
+        Tile<nv.value> tile;
+        tile.clear();
+        if constexpr (several.value) {
+            tile.add({f.a, f.along_i, f.along_k, f.b + m * p.gap, f.ld}, i, n, 0, n_k, p.gap);
+#pragma GCC unroll 8
+            for (int r = 0; r < MR; r++) {
+                float *to = out + (i + r) * ld + n;
+                vf total = m ? load(to) : (vf){};
+#pragma GCC unroll 4
+                for (int l = 0; l < nv.value; l++) total += all(p.w[(m + l) * C + i + r]) * tile.sum[r][l];
+                store(to, total);
+            }
+        } else {
+            tile.add(f, i, n, 0, n_k);
+            if (p.w) tile.scale(p.w + i);
+            tile.store_to(out + i * ld + n, ld);
+        }
+    });
+}
+
 /* 1 / max(den, floor), and 0 where den is: a query that matches no key has no gradient either. */
 ALWAYS float inverse(float den, float floor) { return den == 0 ? 0 : 1 / (den < floor ? floor : den); }
 
@@ -114,10 +151,12 @@ struct Forward {
     const Sizes s;
     Chunk c;
     Sums sums;
-    float *scores, *out; /* [C, C] and [C, ep] */
+    Ahead ahead;
+    float *scores, *out, *totals; /* [C, C], [C, ep] and [C, W] */
 
     Forward(const Causal &a, Memory &m) : s(a), c(s, m), sums(s, m) {
-        scores = m.take(C * C), out = m.take(C * s.ep);
+        scores = m.take(C * C), out = m.take(C * s.ep), totals = m.take(C * W);
+        ahead.add(a.q, s.f), ahead.add(a.k, s.f), ahead.add(a.v, s.e), ahead.add(a.o, s.e);
     }
 
     void run(const Causal &a, int64_t row) {
@@ -132,53 +171,60 @@ struct Forward {
                 memcpy(mark, state, s.state() * sizeof(float));
             }
             c.read(a, b, h, t, true);
-            ask_for(a.q, a, b, h, t + C, s.f);
-            ask_for(a.k, a, b, h, t + C, s.f);
-            ask_for(a.v, a, b, h, t + C, s.e);
+            ahead.begin(a, b, h, t + C);
             attend(a, state, row, b, h, t);
-            sums.read(c);
+            sums.read(c, ahead);
         }
         sums.settle();
     }
 
     void attend(const Causal &a, const float *state, int64_t row, int64_t b, int64_t h, int64_t t) {
         const float *kv = state, *k_sum = state + (int64_t)s.F * s.ep;
-        float den[C];
-        for (int i = 0; i < c.rows; i++) den[i] = dot(c.fq + i * s.F, k_sum, s.F);
-        bool weighs = c.widens;
+        for (int i = 0; i < c.rows; i++) {
+            vf total = {};
+            for (int m = 0; m < s.parts; m++) {
+                vf part = {};
+                for (int f = 0; f < s.fp; f += W) part += load(c.q + i * s.fp + f) * load(k_sum + m * s.fp + f);
+                total += c.wq ? all(c.wq[m * C + i]) * part : part;
+            }
+            store(totals + i * W, total);
+        }
         each_score(c.rows, [&](auto nv, int i0, int j0) {
+            ahead.some();
             Tile<nv.value> tile;
             tile.clear();
             tile.add({c.q, s.fp, 1, c.kt, C}, i0, j0, 0, s.fp);
             bool whole = j0 + nv.value * W - 1 <= i0;
 #pragma GCC unroll 8
             for (int r = 0; r < MR; r++) {
-                vf total = {};
+                vf total = load(totals + (i0 + r) * W);
 #pragma GCC unroll 4
                 for (int n = 0; n < nv.value; n++) {
                     int i = i0 + r, j = j0 + n * W;
                     vf y = tile.sum[r][n];
-                    if (weighs) y *= c.weights(i, j);
+                    if (c.weighs) y *= c.weights(i, j);
                     if (!whole) y = keep(y, up_to(i, j));
                     store(scores + i * C + j, y);
                     total += y;
                 }
-                den[i0 + r] += sum(total);
+                store(totals + (i0 + r) * W, total);
             }
         });
-        float by[C];
-        for (int i = 0; i < c.rows; i++)
+        float by[C], den[C];
+        for (int i = 0; i < c.rows; i++) {
+            den[i] = sum(load(totals + i * W));
             by[i] = a.normalise ? inverse(den[i], (float)a.eps * c.scale[i]) : 1 / c.scale[i];
+        }
         memcpy(a.den + row * a.tokens + t, den, c.n * sizeof(float));
+        weighed_product(c.rows, s.ep, s.fp, {c.q, s.fp, 1, kv, s.ep}, {s.parts, s.fp * s.ep, c.wq}, out, s.ep, ahead);
         /* Where a row of the output is as long as one of the tiles, they are written there. */
         bool fits = a.o.type == FLOAT32 && s.e == s.ep && c.n == C;
         float *to = fits ? (float *)at(a.o, b, h, t) : out;
         int ld = fits ? (int)a.o.stride[2] : s.ep;
         each_tile(c.rows, s.ep, [&](auto nv, int i, int n) {
             Tile<nv.value> tile;
-            tile.clear();
+            tile.load_from(out + i * s.ep + n, s.ep);
             tile.add({scores, C, 1, c.v, s.ep}, i, n, 0, i + MR);
-            tile.add({c.fq, s.F, 1, kv, s.ep}, i, n, 0, s.F);
             tile.scale(by + i);
             tile.store_to(to + (int64_t)i * ld + n, ld);
         });
@@ -190,29 +236,30 @@ struct Forward {
 struct Backward {
     const Sizes s;
     Chunk c;
+    Ahead to_read, to_advance;
     float *states;              /* [STRETCH + 1, ep F + F]: kv transposed, and k_sum */
     float *dkv, *dkvt, *dk_sum; /* [F, ep], [ep, F] and [F] */
     float *scores, *dscores;    /* [C, C] */
-    float *vt, *g, *wide;       /* [ep, C], [C, ep], [C, F] */
+    float *vt, *g, *wide;       /* [ep, C], [C, ep], [parts, C, fp or ep] */
     float *dq, *dk, *dv;        /* [C, fp], [C, fp], [C, ep] */
-    float *changes;             /* [C, C]: gradients of the weights x_i . y_j */
-    float *dx, *dy;             /* [C, hands]: as many as vectors hold, of which r are used */
-    float *x, *y;               /* the same for x and y */
+    float *dwq, *dwk;           /* [parts, C, W]: vectors whose sums are the gradients of wq and wk */
+    float *dx, *dy;             /* [parts, C]: and of x and y */
     float h[C];
 
     Backward(const Causal &a, Memory &m) : s(a), c(s, m) {
         states = m.take((STRETCH + 1) * s.state());
         dkv = m.take(s.F * s.ep), dkvt = m.take(s.F * s.ep), dk_sum = m.take(s.F);
         scores = m.take(C * C), dscores = m.take(C * C);
-        vt = m.take(C * s.ep), g = m.take(C * s.ep), wide = m.take(C * s.F);
+        vt = m.take(C * s.ep), g = m.take(C * s.ep), wide = m.take(s.parts * C * (s.fp > s.ep ? s.fp : s.ep));
         dq = m.take(C * s.fp), dk = m.take(C * s.fp), dv = m.take(C * s.ep);
-        if (!s.r) return;
-        changes = m.take(C * C);
-        dx = m.take(C * hands()), dy = m.take(C * hands());
-        x = m.take(C * hands()), y = m.take(C * hands());
+        dwq = m.take(s.r * C * W), dwk = m.take(s.r * C * W);
+        dx = m.take(s.parts * C), dy = m.take(s.r * C);
+        to_advance.add(a.k, s.f), to_advance.add(a.v, s.e);
+        to_read.add(a.q, s.f), to_read.add(a.k, s.f), to_read.add(a.v, s.e);
+        to_read.add(a.d_o, s.e), to_read.add(a.o, s.e);
+        to_read.add(a.dq, s.f), to_read.add(a.dk, s.f), to_read.add(a.dv, s.e);
     }
 
-    int hands() const { return padded(s.r); }
     float *state(int i) { return states + i * s.state(); }
 
     void run(const Causal &a, int64_t row) {
@@ -229,18 +276,13 @@ struct Backward {
             int64_t n_more = last - first - (a.dgate.data ? 0 : 1);
             for (int i = 0; i < n_more; i++) {
                 c.read(a, b, head, (first + i) * C, false);
-                ask_for(a.k, a, b, head, (first + i + 1) * C, s.f);
-                ask_for(a.v, a, b, head, (first + i + 1) * C, s.e);
+                to_advance.begin(a, b, head, (first + i + 1) * C);
                 advance(state(i), state(i + 1));
             }
             for (int64_t i = last - 1; i >= first; i--) {
                 c.read(a, b, head, i * C, true);
                 through_the_division(a, row, b, head, i * C);
-                ask_for(a.q, a, b, head, (i - 1) * C, s.f);
-                ask_for(a.k, a, b, head, (i - 1) * C, s.f);
-                ask_for(a.v, a, b, head, (i - 1) * C, s.e);
-                ask_for(a.d_o, a, b, head, (i - 1) * C, s.e);
-                ask_for(a.o, a, b, head, (i - 1) * C, s.e);
+                to_read.begin(a, b, head, (i - 1) * C);
                 take_back(a, state((int)(i - first)), b, head, i * C);
             }
         }
@@ -273,24 +315,24 @@ struct Backward {
 
     /* The transposed state after a chunk from the one before. */
     void advance(const float *before, float *after) {
-        each_tile(s.ep, s.F, [&](auto nv, int e, int f) {
-            Tile<nv.value> tile;
-            tile.clear();
-            tile.add({c.v, 1, s.ep, c.fk, s.F}, e, f, 0, c.rows);
+        const float *keys = c.weighed(c.k, c.wk, s.fp, wide);
+        for (int m = 0; m < s.parts; m++)
+            each_tile(s.ep, s.fp, [&](auto nv, int e, int f) {
+                to_advance.some();
+                to_advance.some();
+                Tile<nv.value> tile;
+                tile.clear();
+                tile.add({c.v, 1, s.ep, keys + m * C * s.fp, s.fp}, e, f, 0, c.rows);
 #pragma GCC unroll 8
-            for (int r = 0; r < MR; r++)
+                for (int r = 0; r < MR; r++)
 #pragma GCC unroll 4
-                for (int n = 0; n < nv.value; n++) {
-                    int place = (e + r) * s.F + f + n * W;
-                    store(after + place, load(before + place) * c.across + tile.sum[r][n]);
-                }
-        });
-        before += s.F * s.ep, after += s.F * s.ep;
-        for (int f = 0; f < s.F; f += W) {
-            vf total = {};
-            for (int j = 0; j < c.rows; j++) total += load(c.fk + j * s.F + f);
-            store(after + f, load(before + f) * c.across + total);
-        }
+                    for (int n = 0; n < nv.value; n++) {
+                        int place = (e + r) * s.F + m * s.fp + f + n * W;
+                        store(after + place, load(before + place) * c.across + tile.sum[r][n]);
+                    }
+            });
+        memcpy(after + s.F * s.ep, before + s.F * s.ep, s.F * sizeof(float));
+        c.add_rows(c.k, c.wk, c.across, after + s.F * s.ep);
     }
 
     /* Gradients of the numerators, g, and of the denominators, h. */
@@ -326,11 +368,10 @@ struct Backward {
             later += dot(after + s.F * s.ep, dk_sum, s.F);
         }
         differentiate_scores();
-        if (s.r) differentiate_weights();
-        product(c.rows, s.F, s.ep, {g, s.ep, 1, kvt, s.F}, wide, s.F);
-        narrow(c.q, c.x, s.fades ? c.since : nullptr, k_sum, h, dq, dx);
-        product(c.rows, s.F, s.ep, {c.v, s.ep, 1, dkvt, s.F}, wide, s.F);
-        narrow(c.k, c.y, s.fades ? c.until : nullptr, dk_sum, nullptr, dk, dy);
+        differentiate_features({g, s.ep, 1, kvt, s.F}, k_sum, h, {c.q, c.wq, c.since, dq, dwq});
+        clear(dwk, s.r * C * W);
+        differentiate_features({c.v, s.ep, 1, dkvt, s.F}, dk_sum, nullptr, {c.k, c.wk, c.until, dk, dwk});
+        weighed_product(c.rows, s.ep, s.fp, {c.k, s.fp, 1, dkv, s.ep}, {s.parts, s.fp * s.ep, c.wk}, dv, s.ep, to_read);
         each_tile(c.rows, s.fp, [&](auto nv, int i, int n) {
             Tile<nv.value> tile;
             tile.clear();
@@ -344,22 +385,25 @@ struct Backward {
             Tile<nv.value> tile;
             tile.clear();
             tile.add({scores, 1, C, g, s.ep}, j, n, j, c.rows);
-            tile.add({c.fk, s.F, 1, dkv, s.ep}, j, n, 0, s.F);
-            tile.store_to(dv + j * s.ep + n, s.ep);
+            tile.add_to(dv + j * s.ep + n, s.ep, 1);
         });
-        add_product(s.F, s.ep, c.rows, {c.fq, 1, s.F, g, s.ep}, dkv, s.ep, c.across);
-        for (int f = 0; f < s.F; f += W) {
-            vf total = {};
-            for (int i = 0; i < c.rows; i++) total += load(c.fq + i * s.F + f) * all(h[i]);
-            store(dk_sum + f, load(dk_sum + f) * c.across + total);
-        }
+        const float *upstream = c.weighed(g, c.wq, s.ep, wide);
+        for (int m = 0; m < s.parts; m++)
+            add_product(s.fp, s.ep, c.rows, {c.q, 1, s.fp, upstream + m * C * s.ep, s.ep}, dkv + m * s.fp * s.ep, s.ep, c.across);
+        for (int m = 0; m < s.parts; m++)
+            for (int i = 0; i < C; i += W)
+                store(dx + m * C + i, c.wq ? load(c.wq + m * C + i) * load(h + i) : load(h + i));
+        c.add_rows(c.q, dx, c.across, dk_sum);
         write(a, later, b, head, t);
     }
 
-    /* scores = a, dscores = da times its weights, and changes = those of the weights x_i . y_j. */
+    /* scores = a, dscores = da times its weights, and what the weights x_i . y_j of a chunk's own scores
+    have of the gradients of x, as vectors to be summed, and of y. */
     void differentiate_scores() {
-        bool weighs = c.widens;
+        clear(dwq, s.r * C * W);
+        clear(dy, s.r * C);
         each_score(c.rows, [&](auto nv, int i0, int j0) {
+            to_read.some();
             Tile<nv.value> tile;
             tile.clear();
             tile.add({c.q, s.fp, 1, c.kt, C}, i0, j0, 0, s.fp);
@@ -380,10 +424,9 @@ struct Backward {
                     }
                     if (s.r) {
                         vf change = dots * da;
-                        if (s.fades) change *= load(c.between + i * C + j);
-                        store(changes + i * C + j, change);
+                        tile.sum[r][n] = s.fades ? change * load(c.between + i * C + j) : change;
                     }
-                    if (weighs) {
+                    if (c.weighs) {
                         vf w = c.weights(i, j);
                         dots *= w, da *= w;
                     }
@@ -391,44 +434,62 @@ struct Backward {
                     store(dscores + i * C + j, da);
                 }
             }
+            for (int m = 0; m < s.r; m++) {
+                const float *x = c.x + m * C + i0, *y = c.y + m * C + j0;
+                vf change_of_y[nv.value] = {};
+#pragma GCC unroll 8
+                for (int r = 0; r < MR; r++) {
+                    float *to = dwq + (m * C + i0 + r) * W;
+                    vf change_of_x = load(to);
+#pragma GCC unroll 4
+                    for (int n = 0; n < nv.value; n++) {
+                        change_of_x += tile.sum[r][n] * load(y + n * W);
+                        change_of_y[n] += tile.sum[r][n] * all(x[r]);
+                    }
+                    store(to, change_of_x);
+                }
+                for (int n = 0; n < nv.value; n++) {
+                    float *to = dy + m * C + j0 + n * W;
+                    store(to, load(to) + change_of_y[n]);
+                }
+            }
         });
     }
 
-    /* dx = changes y and dy = changes^T x, what they have of the chunk itself. */
-    void differentiate_weights() {
-        int n = hands();
-        clear(x, C * n);
-        clear(y, C * n);
-        for (int i = 0; i < c.rows; i++)
-            for (int m = 0; m < s.r; m++) x[i * n + m] = c.x[m * C + i], y[i * n + m] = c.y[m * C + i];
-        each_tile(c.rows, n, [&](auto nv, int i, int m) {
+    /* Features of queries or keys, how parts of the state weigh them, what is left of that, and gradients. */
+    struct Features {
+        const float *q, *w, *left;
+        float *dq, *dw;
+    };
+
+    /* u_m = a b_m + by_i sums_m, dq = sum_m w_m u_m, and what dw_m = q . u_m adds to the gradients of x. */
+    void differentiate_features(Factors f, const float *sums, const float *by, Features x) {
+        each_part(c.rows, s.fp, s.parts, [&](auto nv, auto several, int i0, int n, int m) {
+            to_read.some();
+            constexpr bool in_parts = several.value;
             Tile<nv.value> tile;
             tile.clear();
-            tile.add({changes, C, 1, y, n}, i, m, 0, i + MR);
-            tile.store_to(dx + i * n + m, n);
-            tile.clear();
-            tile.add({changes, 1, C, x, n}, i, m, i, c.rows);
-            tile.store_to(dy + i * n + m, n);
-        });
-    }
-
-    /* From the gradient of fq (or fk), `wide` + by_i sums, to those of its factors q and x. */
-    void narrow(const float *q, const float *x, const float *left, const float *sums, const float *by, float *dq, float *dx) {
-        for (int i = 0; i < c.rows; i++) {
-            vf times = all(by ? by[i] : 1.0f);
-            float kept = left ? left[i] : 1.0f;
-            for (int m = 0; m < s.parts; m++) {
-                vf w = all((s.r ? x[m * C + i] : 1.0f) * kept), total = {};
-                const float *d = wide + i * s.F + m * s.fp, *more = sums + m * s.fp;
-                for (int f = 0; f < s.fp; f += W) {
-                    vf y = load(d + f) + times * load(more + f);
-                    total += y * load(q + i * s.fp + f);
-                    float *to = dq + i * s.fp + f;
-                    store(to, m ? load(to) + w * y : w * y);
+            tile.add({f.a, f.along_i, f.along_k, f.b + m * s.fp, f.ld}, i0, n, 0, s.ep, in_parts ? s.fp : W);
+#pragma GCC unroll 8
+            for (int r = 0; r < MR; r++) {
+                int i = i0 + r;
+                vf times = all(by ? by[i] : 1.0f), kept = all(s.fades ? x.left[i] : 1.0f);
+                float *dq = x.dq + i * s.fp + n;
+                vf total = in_parts && m ? load(dq) : (vf){};
+#pragma GCC unroll 4
+                for (int l = 0; l < nv.value; l++) {
+                    int part = in_parts ? m + l : 0, column = in_parts ? 0 : l * W;
+                    vf u = tile.sum[r][l] + times * load(sums + part * s.fp + n + column);
+                    vf weighed = x.w ? all(x.w[part * C + i]) * u : u;
+                    if (in_parts) total += weighed;
+                    else store(dq + column, weighed);
+                    if (!s.r) continue;
+                    float *dw = x.dw + (part * C + i) * W;
+                    store(dw, load(dw) + kept * u * load(x.q + i * s.fp + n + column));
                 }
-                if (s.r) dx[i * hands() + m] += kept * sum(total);
+                if (in_parts) store(dq, total);
             }
-        }
+        });
     }
 
     void write(const Causal &a, double later, int64_t b, int64_t head, int64_t t) {
@@ -450,8 +511,8 @@ struct Backward {
             write_row(at(a.dk, b, head, t + i), dki, a.dk.type, s.f);
             write_row(at(a.dv, b, head, t + i), dv + i * s.ep, a.dv.type, s.e);
             for (int m = 0; m < s.r; m++) {
-                ((float *)at(a.dx, b, head, t + i))[m] = dx[i * hands() + m];
-                ((float *)at(a.dy, b, head, t + i))[m] = c.masked[i] ? 0 : dy[i * hands() + m];
+                ((float *)at(a.dx, b, head, t + i))[m] = sum(load(dwq + (m * C + i) * W));
+                ((float *)at(a.dy, b, head, t + i))[m] = c.masked[i] ? 0 : dy[m * C + i] + sum(load(dwk + (m * C + i) * W));
             }
         }
     }

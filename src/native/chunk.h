@@ -1,13 +1,13 @@
 /* A chunk: 64 tokens of one head, read where they stand and made ready in the cache.
 
     q_i = phi(q_i) 2^-n_i        n_i brings the largest feature near 1; a query's scale cancels
-    fq_i = [q_i x_i1, ... q_i x_ir] exp(c_i)              for the state before the chunk
-    fk_j = [k_j y_j1, ... k_j y_jr] exp(c_n - c_j)        for the state after it
     a_ij = (q_i . k_j) (x_i . y_j) exp(c_i - c_j)         j <= i
+    wq_im = x_im exp(c_i)                                 how a query reads part m of the state
+    wk_jm = y_jm exp(c_n - c_j)                           how a key is added to it
 
 c_i = l_1 + ... + l_i adds up the logs of the chunk's gates, in double precision: many that forget
-would swallow the digits of those that do not. No exponent is positive. Without re-weighting, r = 0,
-and without gates fq and fk are q and k themselves.
+would swallow the digits of those that do not. No exponent is positive. The state has max(r, 1) parts;
+without re-weighting, r = 0, and without gates wq and wk are 1 and not there.
 
 Widths are padded with zeros to fp and ep, multiples of 16, so that vectors come out even, and tokens
 to a multiple of 8. */
@@ -44,32 +44,57 @@ struct Sizes {
     int64_t state() const { return (int64_t)F * ep + F; } /* kv and k_sum */
 };
 
+/* Tokens of the next chunk, asked for bit by bit while this one is worked on, to be found in the cache. */
+struct Ahead {
+    const View *views[8];
+    int lines[8], n_views = 0; /* cache lines per token */
+    int64_t b, h, next, end;
+
+    void add(const View &x, int width) {
+        if (!x.data) return;
+        lines[n_views] = (width * (x.type == FLOAT32 ? 4 : 2) + 63) / 64;
+        views[n_views++] = &x;
+    }
+    void begin(const Causal &a, int64_t b_, int64_t h_, int64_t t) {
+        b = b_, h = h_, next = t < 0 ? a.tokens : t;
+        end = a.tokens - next < C ? a.tokens : next + C;
+    }
+    void some() {
+        if (next >= end) return;
+        for (int i = 0; i < n_views; i++) {
+            const char *row = (const char *)at(*views[i], b, h, next);
+            for (int line = 0; line < lines[i]; line++) __builtin_prefetch(row + line * 64, 0, 2);
+        }
+        next++;
+    }
+};
+
 struct Chunk {
     const Sizes s;
     int n = 0, rows = 0;          /* tokens, and the same rounded up */
     float *q, *k, *v;             /* [C, fp], [C, fp], [C, ep] */
-    float *fq, *fk;               /* [C, F] */
     float *kt;                    /* [fp, C] */
-    float *x, *y;                 /* [parts, C] */
+    float *x, *y;                 /* [r, C] */
+    float *wq, *wk;               /* [parts, C], or null */
     float *scale;                 /* [C] */
     float *since, *until;         /* [C]: exp(c_i) and exp(c_n - c_j) */
     float *between;               /* [C, C]: exp(c_i - c_j) */
     float across = 1;             /* exp(c_n) */
     float *high, *low;            /* [C]: c_i as the sum of two floats */
     bool masked[C];
-    bool widens;                  /* whether fq and fk are other than q and k */
+    bool weighs;                  /* whether scores are other than q . k */
     int faded = 0;                /* tokens that a constant rate was last spread over */
 
     Chunk(const Sizes &sizes, Memory &m) : s(sizes) {
         q = m.take(C * s.fp), k = m.take(C * s.fp), v = m.take(C * s.ep);
         kt = m.take(C * s.fp);
-        x = m.take(C * s.parts), y = m.take(C * s.parts);
+        x = m.take(C * s.r), y = m.take(C * s.r);
+        weighs = s.r > 0 || s.fades;
+        wq = weighs ? m.take(C * s.parts) : nullptr;
+        wk = weighs ? m.take(C * s.parts) : nullptr;
         scale = m.take(C), since = m.take(C), until = m.take(C);
         high = m.take(C), low = m.take(C);
         between = m.take(s.fades ? C * C : 0);
-        widens = s.r > 0 || s.fades;
-        fq = widens ? m.take(C * s.F) : q;
-        fk = widens ? m.take(C * s.F) : k;
     }
 
     /* Read tokens t.. of a head; without queries where only the state is to move on. */
@@ -77,23 +102,47 @@ struct Chunk {
         n = (int)(a.tokens - t < C ? a.tokens - t : C);
         rows = (n + 7) / 8 * 8;
         if (s.fades) fade(a, b, h, t);
-        for (int i = 0; i < C; i++) {
-            masked[i] = i >= n || (a.mask.data && !((const uint8_t *)a.mask.data)[b * a.mask.stride[0] + (t + i) * a.mask.stride[2]]);
-            read_token(a, b, h, t, i, masked[i], a.k, a.map_k, k, y, a.y);
-            if (masked[i]) clear(v + i * s.ep, s.ep);
-            else {
-                read_row(v + i * s.ep, at(a.v, b, h, t + i), a.v.type, s.e);
-                for (int c = s.e; c < s.ep; c++) v[i * s.ep + c] = 0;
-            }
-        }
-        if (widens) widen(k, y, s.fades ? until : nullptr, fk);
+        const uint8_t *mask = (const uint8_t *)a.mask.data;
+        if (mask) mask += b * a.mask.stride[0] + t * a.mask.stride[2];
+        for (int i = 0; i < C; i++) masked[i] = i >= n || (mask && !mask[i * a.mask.stride[2]]);
+        read_rows<NO_MAP>(a, a.v, b, h, t, masked, v, s.e, s.ep);
+        read_features(a, a.k, a.map_k, b, h, t, masked, k);
+        read_hands(a.y, b, h, t, masked, y, until, wk);
         if (!queries) return;
-        for (int i = 0; i < C; i++) {
-            read_token(a, b, h, t, i, i >= n, a.q, a.map_q, q, x, a.x);
-            scale[i] = bring_near_one(q + i * s.fp);
-        }
-        if (widens) widen(q, x, s.fades ? since : nullptr, fq);
+        bool none[C];
+        for (int i = 0; i < C; i++) none[i] = i >= n;
+        read_features(a, a.q, a.map_q, b, h, t, none, q);
+        read_hands(a.x, b, h, t, none, x, since, wq);
+        for (int i = 0; i < C; i++) scale[i] = bring_near_one(q + i * s.fp);
         transpose(C, s.fp, k, s.fp, kt, C);
+    }
+
+    /* to[m, j] = from[j] w_m[j]: rows of `width`, weighed for each part; `from` itself without weights. */
+    const float *weighed(const float *from, const float *w, int width, float *to) const {
+        if (!w) return from;
+        for (int m = 0; m < s.parts; m++)
+            for (int j = 0; j < rows; j++) {
+                vf by = all(w[m * C + j]);
+                for (int c = 0; c < width; c += W)
+                    store(to + (m * C + j) * width + c, load(from + j * width + c) * by);
+            }
+        return to;
+    }
+
+    /* sums[m] = kept sums[m] + sum_j w_m[j] from[j], of rows as wide as features. */
+    void add_rows(const float *from, const float *w, float kept, float *sums) const {
+        for (int m = 0; m < s.parts; m++)
+            for (int f = 0; f < s.fp; f += W) {
+                vf total[4] = {}; /* In four chains: one would wait for itself. */
+                for (int j = 0; j < rows; j += 4)
+#pragma GCC unroll 4
+                    for (int l = 0; l < 4; l++) {
+                        vf x = load(from + (j + l) * s.fp + f);
+                        total[l] += w ? all(w[m * C + j + l]) * x : x;
+                    }
+                float *to = sums + m * s.fp + f;
+                store(to, load(to) * kept + ((total[0] + total[1]) + (total[2] + total[3])));
+            }
     }
 
     /* How scores of row i and columns j.. are weighed: (x_i . y_j) exp(c_i - c_j). */
@@ -161,31 +210,59 @@ private:
             for (int j = i / W * W + W; j < C; j++) between[i * C + j] = 0;
     }
 
-    /* Features of a token, and its numbers of the re-weighting; 0 where there is none. */
-    ALWAYS_MEMBER void read_token(const Causal &a, int64_t b, int64_t h, int64_t t, int i, bool none,
-                                  const View &from, int64_t map, float *to, float *hands, const View &turns) {
-        float *row = to + i * s.fp;
+    /* Numbers of the re-weighting, 0 where there is no token, and the weights made of them. */
+    void read_hands(const View &from, int64_t b, int64_t h, int64_t t, const bool *none, float *to, const float *left, float *w) {
         if (s.r) {
-            const float *p = (const float *)turns.data + b * turns.stride[0] + h * turns.stride[1] + (t + i) * turns.stride[2];
-            for (int m = 0; m < s.r; m++) hands[m * C + i] = none ? 0 : p[m];
+            const float *p = (const float *)from.data + b * from.stride[0] + h * from.stride[1] + t * from.stride[2];
+            for (int i = 0; i < C; i++, p += from.stride[2])
+                for (int m = 0; m < s.r; m++) to[m * C + i] = none[i] ? 0 : p[m];
         }
-        if (none) return clear(row, s.fp);
-        read_row(row, at(from, b, h, t + i), from.type, s.f);
-        if (map == RELU)
-            for (int c = 0; c < s.fp; c += W) store(row + c, larger(load(row + c), all(0)));
-        else if (map == ELU_PLUS_ONE)
-            for (int c = 0; c < s.fp; c += W) {
-                vf x = load(row + c);
-                store(row + c, larger(x, all(0)) + exponential(smaller(x, all(0))));
+        for (int m = 0; m < (w ? s.parts : 0); m++)
+            for (int i = 0; i < C; i += W) {
+                vf x = s.r ? load(to + m * C + i) : all(1);
+                store(w + m * C + i, s.fades ? x * load(left + i) : x);
             }
-        else if (map != NO_MAP) {
-            float top = row[0];
-            for (int c = 1; c < s.f; c++) top = row[c] > top ? row[c] : top;
-            vf from_top = all(map == EXP_OF_QUERY ? top : 0), limit = all((float)a.map_limit);
-            for (int c = 0; c < s.fp; c += W)
-                store(row + c, exponential(smaller(all((float)a.map_scale) * (load(row + c) - from_top), limit)));
+    }
+
+    void read_features(const Causal &a, const View &x, int64_t map, int64_t b, int64_t h, int64_t t, const bool *none, float *to) {
+        switch (map) {
+        case NO_MAP: return read_rows<NO_MAP>(a, x, b, h, t, none, to, s.f, s.fp);
+        case RELU: return read_rows<RELU>(a, x, b, h, t, none, to, s.f, s.fp);
+        case ELU_PLUS_ONE: return read_rows<ELU_PLUS_ONE>(a, x, b, h, t, none, to, s.f, s.fp);
+        case EXP: return read_rows<EXP>(a, x, b, h, t, none, to, s.f, s.fp);
+        default: return read_rows<EXP_OF_QUERY>(a, x, b, h, t, none, to, s.f, s.fp);
         }
-        for (int c = s.f; c < s.fp; c++) row[c] = 0;
+    }
+
+    /* Rows of numbers, mapped; 0 where there is no token, and beyond their width. */
+    template <int MAP>
+    void read_rows(const Causal &a, const View &x, int64_t b, int64_t h, int64_t t, const bool *none, float *to, int width, int padded) {
+        vf factor = all((float)a.map_scale), limit = all((float)a.map_limit);
+        for (int i = 0; i < C; i++, to += padded) {
+            if (none[i]) {
+                clear(to, padded);
+                continue;
+            }
+            const float *from = (const float *)at(x, b, h, t + i);
+            if (x.type != FLOAT32 || width != padded) {
+                read_row(to, from, x.type, width);
+                from = to;
+            }
+            vf top = {};
+            if (MAP == EXP_OF_QUERY) {
+                float most = from[0];
+                for (int c = 1; c < width; c++) most = from[c] > most ? from[c] : most;
+                top = all(most);
+            }
+            for (int c = 0; c < padded; c += W) {
+                vf y = load(from + c);
+                if (MAP == RELU) y = larger(y, all(0));
+                if (MAP == ELU_PLUS_ONE) y = larger(y, all(0)) + exponential(smaller(y, all(0)));
+                if (MAP == EXP || MAP == EXP_OF_QUERY) y = exponential(smaller(factor * (y - top), limit));
+                store(to + c, y);
+            }
+            for (int c = width; c < padded; c++) to[c] = 0;
+        }
     }
 
     /* Scale a query by the power of two that brings its largest feature near 1, and return it. */
@@ -202,26 +279,7 @@ private:
         for (int c = 0; c < s.fp; c += W) store(row + c, load(row + c) * unit);
         return unit;
     }
-
-    void widen(const float *from, const float *hands, const float *left, float *to) {
-        for (int i = 0; i < C; i++)
-            for (int m = 0; m < s.parts; m++) {
-                vf w = all((s.r ? hands[m * C + i] : 1.0f) * (left ? left[i] : 1.0f));
-                for (int c = 0; c < s.fp; c += W)
-                    store(to + i * s.F + m * s.fp + c, load(from + i * s.fp + c) * w);
-            }
-    }
 };
-
-/* Ask for the tokens of the chunk at t, to find them in the cache when it is their turn. */
-ALWAYS void ask_for(const View &x, const Causal &a, int64_t b, int64_t h, int64_t t, int width) {
-    if (t < 0 || t >= a.tokens || !x.data) return;
-    int64_t n = a.tokens - t < C ? a.tokens - t : C, bytes = width * (x.type == FLOAT32 ? 4 : 2);
-    for (int64_t i = 0; i < n; i++) {
-        const char *row = (const char *)at(x, b, h, t + i);
-        for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(row + byte, 0, 2);
-    }
-}
 
 /* Lanes of columns j.. that row i sees. */
 ALWAYS vi up_to(int i, int j) {

@@ -27,14 +27,15 @@ template <int NV> struct Tile {
 #pragma GCC unroll 4
             for (int n = 0; n < NV; n++) sum[r][n] = (vf){};
     }
-    /* Add the product of rows i.. and columns n.., over k from `first` to `last`. */
-    ALWAYS_MEMBER void add(const Factors &f, int i, int n0, int first, int last) {
+    /* Add the product of rows i.. and columns n.., over k from `first` to `last`. Vectors of columns
+    are `gap` apart: side by side, or in one matrix after the other. */
+    ALWAYS_MEMBER void add(const Factors &f, int i, int n0, int first, int last, int gap = W) {
         const float *a = f.a + (int64_t)i * f.along_i + (int64_t)first * f.along_k;
         const float *b = f.b + (int64_t)first * f.ld + n0;
         for (int k = first; k < last; k++, a += f.along_k, b += f.ld) {
             vf row[NV];
 #pragma GCC unroll 4
-            for (int n = 0; n < NV; n++) row[n] = load(b + n * W);
+            for (int n = 0; n < NV; n++) row[n] = load(b + n * gap);
 #pragma GCC unroll 8
             for (int r = 0; r < MR; r++) {
                 vf x = all(a[r * f.along_i]);
@@ -49,6 +50,12 @@ template <int NV> struct Tile {
         for (int r = 0; r < MR; r++)
 #pragma GCC unroll 4
             for (int n = 0; n < NV; n++) sum[r][n] *= all(by[r]);
+    }
+    ALWAYS_MEMBER void load_from(const float *from, int ld) {
+#pragma GCC unroll 8
+        for (int r = 0; r < MR; r++)
+#pragma GCC unroll 4
+            for (int n = 0; n < NV; n++) sum[r][n] = load(from + r * ld + n * W);
     }
     ALWAYS_MEMBER void store_to(float *out, int ld) {
 #pragma GCC unroll 8
@@ -81,15 +88,24 @@ template <class Body> ALWAYS void each_tile(int rows, int columns, Body body) {
         for (int i = 0; i < rows; i += MR) body(Number<1>(), i, n);
 }
 
-/* out = a b, or out = kept out + a b. */
-void product(int rows, int columns, int n_k, Factors f, float *out, int ld) {
-    each_tile(rows, columns, [&](auto nv, int i, int n) {
-        Tile<nv.value> tile;
-        tile.clear();
-        tile.add(f, i, n, 0, n_k);
-        tile.store_to(out + i * ld + n, ld);
-    });
+/* Parts: the same rows times each of some matrices. A tile holds the same columns of two or three of
+them, so that what becomes of their sum is decided in registers, or, of a single one, more columns.
+Call body(Number<NV>, Number<several>, i, n, m) for every tile, with parts m.. of it. */
+template <class Body> ALWAYS void each_part(int rows, int columns, int parts, Body body) {
+    if (parts == 1) return each_tile(rows, columns, [&](auto nv, int i, int n) { body(nv, Number<0>(), i, n, 0); });
+    for (int n = 0; n < columns; n += W)
+        for (int m = 0; m < parts;) {
+            int left = parts - m;
+            for (int i = 0; i < rows; i += MR) {
+                if (left == 3) body(Number<3>(), Number<1>(), i, n, m);
+                else if (left == 1) body(Number<1>(), Number<1>(), i, n, m);
+                else body(Number<2>(), Number<1>(), i, n, m);
+            }
+            m += left == 3 ? 3 : left == 1 ? 1 : 2;
+        }
 }
+
+/* out = kept out + a b. */
 void add_product(int rows, int columns, int n_k, Factors f, float *out, int ld, float kept) {
     each_tile(rows, columns, [&](auto nv, int i, int n) {
         Tile<nv.value> tile;
