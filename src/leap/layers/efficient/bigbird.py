@@ -1,4 +1,6 @@
-"""BigBird (Zaheer et al. 2020): blocks of tokens see a window, random blocks, and both ends.
+"""BigBird (Zaheer et al. 2020, arXiv 2007.14062).
+
+Blocks of tokens see a window, random blocks, and both ends.
 
     o_i = sum_j softmax_j(q_i . k_j / sqrt(w)) v_j        over the blocks that i's block sees
 

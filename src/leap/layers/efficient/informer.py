@@ -1,4 +1,6 @@
-"""Informer (Zhou et al. 2021), "ProbSparse": only queries that pick and choose attend.
+"""Informer (Zhou et al. 2021, arXiv 2012.07436), "ProbSparse".
+
+Only queries that pick and choose attend.
 
     M_i = max_j s_ij - mean_j s_ij        s_ij = q_i . k_j / sqrt(w), over a sample of the keys
 

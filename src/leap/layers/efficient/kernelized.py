@@ -1,4 +1,6 @@
-"""Kernelized attention (Chen et al. 2021): softmax's exponential gives way to a Gaussian kernel.
+"""Kernelized attention (Chen et al. 2021, arXiv 2111.00035).
+
+Softmax's exponential gives way to a Gaussian kernel.
 
     o_i = sum_j exp(-|q_i - k_j|^2 / (2 sqrt(w))) v_j
 

@@ -1,4 +1,6 @@
-"""Linformer (Wang et al. 2020): attend to k mixtures of the tokens in place of the tokens.
+"""Linformer (Wang et al. 2020, arXiv 2006.04768).
+
+Attend to k mixtures of the tokens in place of the tokens.
 
     O = softmax(Q (E K)^T / sqrt(w)) E V        E learned, [k, length], one for each head
 

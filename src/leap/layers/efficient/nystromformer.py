@@ -1,4 +1,4 @@
-"""Nystromformer (Xiong et al. 2021): softmax attention through landmarks.
+"""Nystromformer (Xiong et al. 2021, arXiv 2102.03902): softmax attention through landmarks.
 
     O = S(Q, K~) S(Q~, K~)^+ S(Q~, K) V        S(X, Y) = softmax(X Y^T / sqrt(w))
 

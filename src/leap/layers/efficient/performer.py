@@ -1,4 +1,6 @@
-"""Performer (Choromanski et al. 2021): softmax attention by positive orthogonal random features.
+"""Performer (Choromanski et al. 2021, arXiv 2009.14794).
+
+Softmax attention by positive orthogonal random features.
 
     o_i = sum_j phi(q_i) . phi(k_j) v_j / sum_j phi(q_i) . phi(k_j)
     phi(x) = exp(omega x' - |x'|^2 / 2) / sqrt(m)        x' = x / w^(1/4)

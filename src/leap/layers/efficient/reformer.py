@@ -1,4 +1,6 @@
-"""Reformer (Kitaev et al. 2020): tokens attend to those that a hash puts next to them.
+"""Reformer (Kitaev et al. 2020, arXiv 2001.04451).
+
+Tokens attend to those that a hash puts next to them.
 
     bucket(x) = argmax [x R, -x R]                R random, so that near vectors share a bucket
     o_i = sum_{j in P_i} exp(q_i . k_j) v_j / z_i        k_j = q_j / |q_j|

@@ -1,4 +1,6 @@
-"""S4D (Gu et al. 2022), the state-space reference: a diagonal linear system for each feature.
+"""S4D (Gu et al. 2022, arXiv 2206.11893), the state-space reference.
+
+A diagonal linear system for each feature.
 
     x'(t) = A x(t) + u(t)        y(t) = 2 Re(C x(t)) + D u(t)        A diagonal, complex
 

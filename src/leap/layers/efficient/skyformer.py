@@ -1,4 +1,4 @@
-"""Skyformer (Chen et al. 2021): kernelized attention through landmarks, in O(t).
+"""Skyformer (Chen et al. 2021, arXiv 2111.00035): kernelized attention through landmarks, in O(t).
 
     O = C(Q, S) (C(S, S) + ridge I)^-1 C(S, K) V        C(x, y) = exp(-|x - y|^2 / (2 sqrt(w)))
 
