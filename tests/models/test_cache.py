@@ -125,7 +125,7 @@ def test_caches_of_different_models_do_not_join(make_model):
         model(make_ids(1, 3), past_key_values=cache, use_cache=True)
         return cache
 
-    mine = cache_of("leapformer")
+    mine = cache_of("linear")
     with pytest.raises(InputError, match="more and fewer layers"):
         StateCache.join([mine, cache_of("hybrid")])
     with pytest.raises(InputError, match=r"LinearState .* and SoftmaxState"):
