@@ -31,7 +31,7 @@ REFERENCE: dict[str, dict[str, list[str]]] = {
     "tasks": {
         "leap.tasks.lm.train": ["train", "TrainConfig"],
         "leap.tasks.lm.evaluate": ["evaluate", "score", "EvalConfig", "Score"],
-        "leap.tasks.lm.generate": ["generate", "GenerateConfig"],
+        "leap.tasks.lm.writing": ["generate", "GenerateConfig"],
         "leap.tasks.lm.compare": ["compare", "CompareConfig"],
         "leap.tasks.lra.prepare": ["prepare", "PrepareConfig"],
         "leap.tasks.lra.train": ["train", "TrainConfig"],

@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import Annotated, Any, NoReturn, get_type_hints
 
 import leap
-from leap.cli.verbs import TASKS, VERBS, Verb
+from leap.cli.verbs import COMMANDS, TASKS, VERBS, Verb
 from leap.errors import LeapError, lacking
 from leap.extras import extras_with, install_command
 
@@ -59,15 +59,17 @@ def _run(arguments: Sequence[str]) -> None:
     if task == "backends":
         argparse.ArgumentParser(prog="leap backends", description=TASKS[task]).parse_args(rest)
         return import_module("leap.cli.backends").show()
-    summaries = {name: verb.summary for name, verb in VERBS[task].items()}
-    closing = f"Packages for this come with the extra {task}." if task in LEARNING else ""
-    name, rest = _choose(f"leap {task}", TASKS[task], summaries, rest, closing=closing)
-    verb = VERBS[task][name]
+    command, verb = f"leap {task}", COMMANDS.get(task)
+    if verb is None:
+        summaries = {name: verb.summary for name, verb in VERBS[task].items()}
+        closing = f"Packages for this come with the extra {task}." if task in LEARNING else ""
+        name, rest = _choose(command, TASKS[task], summaries, rest, closing=closing)
+        command, verb = f"{command} {name}", VERBS[task][name]
     flags: Collection[str] = ()
     try:
         config = verb.load_config()
         flags = [field.name for field in fields(config)]
-        verb.load_run()(_parse(f"leap {task} {name}", config, verb, rest))
+        verb.load_run()(_parse(command, config, verb, rest))
     except LeapError as error:
         _fail(as_typed(str(error), flags), code=1)
     except ModuleNotFoundError as error:
@@ -75,7 +77,7 @@ def _run(arguments: Sequence[str]) -> None:
         if not extras:
             raise
         extra = task if task in extras else extras[0]
-        _fail(f"leap {task} {name} needs {error.name}: {install_command(extra)}", code=1)
+        _fail(f"{command} needs {error.name}: {install_command(extra)}", code=1)
 
 
 def _choose(

@@ -1,6 +1,5 @@
 """`leap lm`: language models, trained, measured and writing."""
 
-import sys
 from dataclasses import dataclass
 
 from rich.color import Color
@@ -20,7 +19,6 @@ from leap.tasks.lm import compare as comparing
 from leap.tasks.lm import demo as demonstrating
 from leap.tasks.lm import evaluate as evaluating
 from leap.tasks.lm import explain as explaining
-from leap.tasks.lm import generate as generating
 from leap.tasks.lm import mqar as pairing
 from leap.tasks.lm import recall as recalling
 from leap.tasks.lm import train as training
@@ -29,7 +27,6 @@ from leap.tasks.lm.data import Corpus
 from leap.tasks.lm.demo import DemoConfig
 from leap.tasks.lm.evaluate import EvalConfig
 from leap.tasks.lm.explain import ExplainConfig
-from leap.tasks.lm.generate import GenerateConfig
 from leap.tasks.lm.model import preset_sizes
 from leap.tasks.lm.mqar import MqarConfig
 from leap.tasks.lm.recall import RecallConfig
@@ -89,28 +86,6 @@ def evaluate(config: EvalConfig) -> None:
         show_table(Table("", ("tokens of the text", "perplexity"), rows))
     if config.output is not None:
         print(f"wrote {config.output}")
-
-
-def generate(config: GenerateConfig) -> None:
-    """Show the text as it is made, and at the end how fast that was."""
-    begun = False
-
-    def show(piece: str) -> None:
-        nonlocal begun
-        print(piece if begun else config.prompt + piece, end="", flush=True)
-        begun = True
-
-    written = generating.generate(config, show)
-    print()
-    speed = written.tokens_per_second
-    facts = [f"{len(written.tokens)} tokens"]
-    if speed is not None:
-        facts.append(f"{speed:.1f} per second")
-    if written.state_bytes is not None:
-        facts.append(f"state of {written.state_bytes:,} bytes")
-    if config.state is not None:
-        facts.append(f"kept in {config.state}")
-    print(f"[{', '.join(facts)}]", file=sys.stderr)
 
 
 def presets(_config: PresetsConfig) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 TASKS = {
     "backends": "What can compute the ops here, or why it cannot.",
     "bench": "Speed and memory of attentions, of decoding and of streams.",
+    "export": "Models as ONNX graphs, to run without torch.",
     "lm": "Language models: train, measure, write, explain.",
     "lra": "Long Range Arena: data, training, tables, speed.",
     "simul": "Simultaneous translation: data, training, scores, streams.",
@@ -55,6 +56,18 @@ def _load(place: str) -> Any:
     module, _, name = place.rpartition(".")
     return getattr(import_module(module), name)
 
+
+COMMANDS = {
+    "export": Verb(
+        config="leap.export.files.ExportConfig",
+        run="leap.cli.export.export",
+        examples=[
+            ("export --run runs/play --output exported/play", "checked against torch"),
+            ("export --run runs/play --output exported/play --int8", "a quarter of the size"),
+        ],
+    ),
+}
+"""Tasks that are one command."""
 
 VERBS = {
     "bench": {
@@ -118,8 +131,8 @@ VERBS = {
             ],
         ),
         "generate": Verb(
-            config="leap.tasks.lm.generate.GenerateConfig",
-            run="leap.cli.lm.generate",
+            config="leap.tasks.lm.writing.GenerateConfig",
+            run="leap.cli.write.generate",
             examples=[
                 ("lm generate --run runs/play --prompt Enter", "200 tokens more"),
                 ("lm generate --run runs/play --state tale.safetensors", "begin a tale, or go on"),

@@ -129,7 +129,9 @@ class Attention(nn.Module, ABC):
                 f"{type(self).__name__} goes on from a {kind.__name__}, not from a "
                 f"{type(state).__name__}; give what this layer returned, or None to begin"
             )
-        n_rows, n_sequences = len(state.length), len(x if cu_seqlens is None else cu_seqlens[1:])
+        # By `shape`, as `len` would fix the size of a batch that an exported graph leaves free.
+        n_rows = state.length.shape[0]
+        n_sequences = x.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
         if n_rows != n_sequences:
             raise InputError(
                 f"the state has {n_rows} rows and x {shape(x)} holds {n_sequences} sequences; "

@@ -102,7 +102,7 @@ class Steps(Learned):
     def lengths(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b h t"]:
         """How far each token goes on."""
         if self.net is None:
-            return x.new_ones(len(x), self.n_head, x.shape[1])
+            return x.new_ones(x.shape[0], self.n_head, x.shape[1])
         d = F.softplus(self.net(x)).transpose(1, 2)
         return self.settled(d).expand(-1, self.n_head, -1)
 

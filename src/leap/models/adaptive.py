@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from leap.errors import ConfigError, InputError
 from leap.models.loss import IGNORED, is_plain, linear_cross_entropy
+from leap.ops.backends import traces
 
 
 class AdaptiveEmbedding(nn.Module):
@@ -65,6 +66,10 @@ class AdaptiveEmbedding(nn.Module):
         x: Tensor | None = None
         for band, projection, (start, end) in self._bands():
             inside = (ids >= start) & (ids < end)
+            if traces():  # Whose shapes must not depend on values.
+                found = projection(band((ids - start).clamp(0, end - start - 1)))
+                x = found if x is None else torch.where(inside.unsqueeze(-1), found, x)
+                continue
             found = projection(band(ids[inside] - start))
             if x is None:
                 x = found.new_zeros(*ids.shape, found.shape[-1])

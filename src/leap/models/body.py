@@ -30,6 +30,7 @@ from leap.models.adaptive import AdaptiveEmbedding
 from leap.models.cache import StateCache
 from leap.models.config import LeapformerConfig
 from leap.models.weights import Watch, wants_weights
+from leap.ops.backends import traces
 from leap.ops.derivatives import transformed
 from leap.ops.state import State
 
@@ -206,7 +207,7 @@ class LeapformerBody(LeapformerPreTrainedModel):
         return self.norm(x)
 
     def _check_positions(self, positions: Tensor, past: StateCache | None) -> None:
-        if self.config.position_embedding != "learned":
+        if self.config.position_embedding != "learned" or traces():
             return
         limit, device = self.config.n_positions, positions.device.type
         beyond = (

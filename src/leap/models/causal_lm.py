@@ -137,16 +137,18 @@ class LeapformerForCausalLM(LeapformerPreTrainedModel, GenerationMixin):
         if loss is None or not self.config.loss_without_logits:
             last = isinstance(logits_to_keep, int)
             x = x[:, slice(-logits_to_keep, None) if last else logits_to_keep]
-            logits = (
-                self._adaptive.log_probabilities(x) if self.lm_head is None else self.lm_head(x)
-            )
+            logits = self.head(x)
         return CausalLMOutputWithPast(
             loss=loss,  # type: ignore[arg-type]  # Hugging Face means any float tensor.
-            logits=logits,
+            logits=logits,  # type: ignore[arg-type]
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+    def head(self, x: Tensor) -> Tensor:
+        """Logits of the next token, of hidden states."""
+        return self._adaptive.log_probabilities(x) if self.lm_head is None else self.lm_head(x)
 
     @property
     def _adaptive(self) -> Any:

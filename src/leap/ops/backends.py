@@ -3,6 +3,7 @@
     native      C++ for the CPU, compiled when the package is installed
     torch       operations of PyTorch; takes every call
     reference   the formulas as written, in O(t^2); answers only where it is asked for by name
+    graph       operations that ONNX has too, without loops over tokens; only by name as well
 
 The first of the list that is here and does not refuse a call answers it. A name overrides the
 choice: `backend=` of a call, else `using` around it, else the environment variable LEAP_BACKEND. A
@@ -43,6 +44,10 @@ BACKENDS: dict[str, Backend] = {
         covers="the formulas in O(t^2), to check others by: sequences from their beginning",
         by_name_alone=True,
     ),
+    "graph": Backend(
+        covers="a few tokens without pads, in O(t^2) and without loops: for leap export",
+        by_name_alone=True,
+    ),
 }
 """Every backend by its name, the most wanted first."""
 
@@ -67,6 +72,11 @@ def named() -> str | None:
     if _named is not None:
         check_name(_named)
     return _named
+
+
+def traces() -> bool:
+    """Whether a graph is being made, which has to serve any number of tokens."""
+    return _named == "graph"
 
 
 def choose(asked: str | None, refusals: Mapping[str, str | None]) -> str:
@@ -105,4 +115,6 @@ def check_name(name: str) -> None:
 def _refusal(name: str, refusals: Mapping[str, str | None]) -> str | None:
     if name == "torch":
         return None
+    if name == "graph":
+        return refusals.get(name)
     return refusals.get(name, "it does not have this op")

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from leap.errors import InputError
+from leap.ops.backends import traces
 from leap.ops.checks import check_axes, check_floating, check_key_mask, shape
 from leap.ops.packing import run_packed
 from leap.ops.state import Recurrent, count_tokens, mask_tokens, state
@@ -105,6 +106,8 @@ class TapState(Recurrent):
         x = x.unsqueeze(1) if x.ndim == 3 else x
         length = self.length + count_tokens(x, key_mask)
         t, n = x.shape[2], self.x.shape[1]
+        if key_mask is None and traces():
+            return replace(self, x=torch.cat([self.x, x.squeeze(1)], dim=1)[:, t:], length=length)
         if key_mask is None:
             # Joined, and not a view, which would keep all that was read in memory.
             kept = torch.cat([self.x[:, t:], x[:, 0, max(t - n, 0) :]], dim=1)

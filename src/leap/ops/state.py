@@ -23,6 +23,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from leap.errors import FileError, InputError
+from leap.ops.backends import traces
 
 # Type variables and not `S`, which the shape checker of the tests does not know.
 S = TypeVar("S", bound="State")
@@ -250,7 +251,7 @@ def save_states(path: str | Path, states: Mapping[str, State]) -> None:
     tensors: dict[str, Tensor] = {}
     kinds: dict[str, str] = {}
     for name, value in states.items():
-        kinds |= _kinds(name, value)
+        kinds |= state_kinds(name, value)
         tensors |= {
             f"{name}.{inner}": x.detach().cpu().contiguous() for inner, x in value.tensors().items()
         }
@@ -278,7 +279,7 @@ def load_states(path: str | Path, device: torch.device | str = "cpu") -> dict[st
         raise FileError(f"{path} is not a whole safetensors file: {error}") from error
     try:
         kinds = dict(json.loads(metadata[TAG]))
-        return {name: _build(name, kinds, tensors) for name in kinds if "." not in name}
+        return {name: build_state(name, kinds, tensors) for name in kinds if "." not in name}
     except (KeyError, TypeError, ValueError) as error:
         raise FileError(
             f"{path} holds no state that this version knows ({error}); write one by state.save"
@@ -293,23 +294,24 @@ def load_state(path: str | Path, device: torch.device | str = "cpu") -> State:
     return states["state"]
 
 
-def _kinds(name: str, value: State) -> dict[str, str]:
+def state_kinds(name: str, value: State) -> dict[str, str]:
     """The class of a state and of each state inside it, by dotted name."""
     found = {name: type(value).__name__}
     for f in fields(value):
         inner = getattr(value, f.name)
         if isinstance(inner, State):
-            found |= _kinds(f"{name}.{f.name}", inner)
+            found |= state_kinds(f"{name}.{f.name}", inner)
     return found
 
 
-def _build(name: str, kinds: Mapping[str, str], tensors: Mapping[str, Tensor]) -> State:
+def build_state(name: str, kinds: Mapping[str, str], tensors: Mapping[str, Tensor]) -> State:
+    """The state of a name, of the classes and the tensors that dotted names tell."""
     kind = KINDS[kinds[name]]
     values: dict[str, Any] = {}
     for f in fields(kind):
         inner = f"{name}.{f.name}"
         if inner in kinds:
-            values[f.name] = _build(inner, kinds, tensors)
+            values[f.name] = build_state(inner, kinds, tensors)
         elif inner in tensors:
             values[f.name] = tensors[inner]
         elif f.default is MISSING:
@@ -335,7 +337,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
     In float32 a product of torch can be off by 1e-2 then. A few are summed as they are, and fast.
     """
-    if b.shape[-2] <= SUMMED_AT_ONCE:
+    if traces() or b.shape[-2] <= SUMMED_AT_ONCE:
         return a @ b
     pairs = zip(a.split(SUMMED_AT_ONCE, -1), b.split(SUMMED_AT_ONCE, -2), strict=True)
     total: Tensor = sum((x @ y).to(finest(a.device)) for x, y in pairs)

@@ -13,6 +13,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from leap.errors import ConfigError, FileError
 from leap.models import LeapformerForCausalLM, StateCache
+from leap.runtime.text import Continuation
 from leap.serve.protocol import Kept, Logits, Spell
 from leap.tasks.lm.generate import load_text, save_text
 from leap.tasks.lm.model import load_model, max_length
@@ -51,7 +52,7 @@ class TorchModel:
 
     def speller(self, prompt: str, read: Sequence[int]) -> Spell:
         """Spells what follows a prompt, of which the last tokens are `read`."""
-        return self.tokenizer.continuation(prompt, read)
+        return Continuation(self.tokenizer, prompt, read).take
 
     def _batch(self, tokens: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
         """Tokens `[b, t]`, shorter rows padded on the left, and a mask where there are pads."""

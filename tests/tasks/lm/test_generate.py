@@ -9,9 +9,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from leap.errors import ConfigError, FileError
 from leap.models import StateCache
-from leap.tasks.lm.generate import GenerateConfig, generate, write_on
+from leap.tasks.lm.generate import write_on
 from leap.tasks.lm.model import ModelConfig, build_model, load_model
 from leap.tasks.lm.tokenizer import byte_tokenizer, make_tokenizer, train_tokenizer
+from leap.tasks.lm.writing import GenerateConfig, generate
 
 
 @pytest.fixture(scope="module")

@@ -18,10 +18,11 @@ from transformers import (
 from leap.errors import ConfigError, FileError, LeapError
 from leap.models import LeapForCausalLM, LeapformerForCausalLM
 from leap.models.presets import PRESETS
-from leap.tasks.lm.generate import GenerateConfig, write_on
+from leap.tasks.lm.generate import write_on
 from leap.tasks.lm.model import ModelConfig, build_model, load_model, max_length, preset_sizes
 from leap.tasks.lm.tokenizer import TextTokenizer, byte_tokenizer, train_tokenizer
 from leap.tasks.lm.train import run_folder
+from leap.tasks.lm.writing import GenerateConfig
 
 
 def build(length=16, **settings):

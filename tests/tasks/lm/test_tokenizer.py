@@ -2,6 +2,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from leap.errors import ConfigError, FileError
+from leap.runtime import text as runtime_text
 from leap.tasks.lm import tokenizer as module
 from leap.tasks.lm.tokenizer import (
     byte_tokenizer,
@@ -63,7 +64,7 @@ def test_a_trained_one_has_the_size_that_was_asked_for_and_shorter_texts(trained
 def test_a_text_is_cut_where_no_token_is(trained, play, monkeypatch):
     text = play.read_text(encoding="utf-8") + "\n\n\n  x\n \n y"
     whole = trained.encode(text).tolist()
-    monkeypatch.setattr(module, "CHUNK", 10)
+    monkeypatch.setattr(runtime_text, "CHUNK", 10)
     assert trained.encode(text).tolist() == whole
 
 

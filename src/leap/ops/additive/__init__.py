@@ -25,7 +25,7 @@ from leap.ops.checks import check_axes, check_floating, check_key_mask, check_sa
 from leap.ops.derivatives import transformed
 from leap.ops.native import additive as native
 from leap.ops.packing import run_packed
-from leap.ops.state import Recurrent, accumulator, count_tokens, mask_tokens
+from leap.ops.state import Recurrent, accumulator, count_tokens, finest, mask_tokens
 
 __all__ = [
     "FocusState",
@@ -81,9 +81,12 @@ def additive_attention(
         return v, before
     after: FocusState | WindowState
     no_state = None if state is None else "the formula begins a sequence, and a state was given"
-    refusals = {"native": native.refusal(focus, v), "reference": no_state}
+    pads = None if key_mask is None else "it knows no pads"
+    refusals = {"native": native.refusal(focus, v), "reference": no_state, "graph": pads}
     chosen = backends.choose(backend, refusals)
-    if chosen == "reference":
+    if chosen == "graph":
+        o, after = _at_once(focus, v, before, window)
+    elif chosen == "reference":
         o = additive_attention_reference(focus, v, window, key_mask)
         after = before.advance(focus=focus, v=v, key_mask=key_mask)
     elif focus.shape[2] == 1:
@@ -191,6 +194,31 @@ def _step(
         after = before.advance(focus=focus, v=v, key_mask=key_mask)
     seen = seen.advance(focus=focus, v=v, key_mask=key_mask)
     return mask_tokens(seen.mean().unsqueeze(2), key_mask).to(v.dtype), after or seen
+
+
+def _at_once(
+    focus: Tensor, v: Tensor, before: FocusState | WindowState, window: int | None
+) -> tuple[Tensor, FocusState | WindowState]:
+    """A few tokens by all of their weights, without a loop: for graphs."""
+    past = before.reserve()
+    logit, values, mass = past.elements()
+    exact = finest(v.device)
+    n_past, t = logit.shape[2], focus.shape[2]
+    logit = torch.cat([logit.to(exact), focus.to(exact)], dim=2)
+    values = torch.cat([values.to(exact), v.to(exact)], dim=2)
+    mass = torch.cat([mass.to(exact), torch.ones_like(focus, dtype=exact)], dim=2)
+    row = torch.arange(n_past, n_past + t, device=v.device).unsqueeze(1)
+    element = torch.arange(n_past + t, device=v.device)
+    hidden = element > row
+    if window is not None:
+        hidden = hidden | (element <= row - window)
+    seen = logit.unsqueeze(2).masked_fill(hidden, -torch.inf)
+    weights = (seen - seen.amax(dim=-1, keepdim=True)).exp()
+    o = (weights @ values) / (weights @ mass.unsqueeze(-1))
+    if isinstance(past, FocusState):
+        return o.to(v.dtype), past.advance(focus=focus, v=v)
+    kept = (new[:, :, t:].to(old.dtype) for new, old in ((logit, past.focus), (values, past.v)))
+    return o.to(v.dtype), WindowState(*kept, length=past.length + t)
 
 
 def _begin(

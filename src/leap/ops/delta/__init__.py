@@ -20,16 +20,27 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from leap.errors import InputError
+from leap.ops.backends import traces
 from leap.ops.checks import check_axes, check_floating, check_key_mask, check_same, shape
 from leap.ops.delta.chunked import attend
 from leap.ops.delta.reference import causal_delta_attention_reference
 from leap.ops.linear.gated import LOWEST
 from leap.ops.packing import run_packed
-from leap.ops.state import Recurrent, accumulator, as_given, count_tokens, mask_tokens, state
+from leap.ops.state import (
+    Recurrent,
+    accumulator,
+    as_given,
+    count_tokens,
+    finest,
+    mask_tokens,
+    state,
+)
 
 __all__ = ["DeltaState", "causal_delta_attention", "causal_delta_attention_reference"]
 
 CHUNK_SIZE = 32
+AT_ONCE = 64
+"""The most tokens that a graph takes at once."""
 
 
 @state
@@ -132,7 +143,9 @@ def causal_delta_attention(
     inputs = q.to(total), k.to(total), v.to(total), beta.to(total)
     gate = None if log_gate is None else log_gate.to(total).clamp_min(LOWEST)
     with as_given(q):
-        if q.shape[2] == 1:
+        if traces():
+            o, s = _at_once(*inputs, gate, before.s)
+        elif q.shape[2] == 1:
             o, s = _step(*inputs, gate, before.s)
         else:
             o, s = attend(*inputs, gate, before.s, min(chunk_size or CHUNK_SIZE, q.shape[2]))
@@ -156,6 +169,36 @@ def _step(
     change = (v - k @ s) * beta.unsqueeze(-1)
     s = torch.addcmul(s, k.mT, change)
     return q @ s, s
+
+
+def _at_once(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_gate: Tensor | None, s: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Up to `AT_ONCE` tokens without a loop over them, for graphs; see `chunked` for the formulas.
+
+    The triangular system is solved by its inverse. Where that of the blocks A and C on the diagonal
+    is known, that of [[A, 0], [B, C]] has -C^-1 B A^-1 in the corner: from single tokens on, blocks
+    twice as large each time. All is as exact as solving row by row.
+    """
+    n = q.shape[2]
+    place = torch.arange(n, device=q.device)
+    gate = torch.zeros_like(beta) if log_gate is None else log_gate
+    # Else a difference of sums would lose its digits behind a gate that forgets all.
+    decay = gate.to(finest(q.device)).cumsum(2).unsqueeze(-1)
+    between = (decay - decay.mT).clamp_max(0).exp().to(q.dtype)
+    between = between.masked_fill(place > place[:, None], 0)
+    written, since = k * beta.unsqueeze(-1), decay.exp().to(q.dtype)
+    system = (written @ k.mT) * between
+    inverse = torch.eye(AT_ONCE, dtype=q.dtype, device=q.device)[:n, :n]
+    for size in (2**i for i in range(AT_ONCE.bit_length() - 1)):
+        mine, pair = place // size, place // (2 * size)
+        is_corner = (pair[:, None] == pair) & (mine[:, None] > mine)
+        corner = system.masked_fill(~is_corner, 0)
+        inverse = inverse - inverse @ corner @ inverse
+    change = inverse @ ((v - (k * since) @ s) * beta.unsqueeze(-1))
+    o = (q * since) @ s + ((q @ k.mT) * between) @ change
+    kept = k * (decay[:, :, -1:] - decay).exp().to(q.dtype)
+    return o, s * since[:, :, -1:] + kept.mT @ change
 
 
 def _begin(q: Tensor, k: Tensor, v: Tensor, state: DeltaState | None) -> DeltaState:

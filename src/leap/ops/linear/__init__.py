@@ -17,6 +17,7 @@ One call is answered by one of several versions, chosen by what it is given:
     square      all scores at once, for short texts     chunked  causal, in O(t)
     gated       chunked, with a gate for each feature   whole    every query sees every key, in O(t)
     two_way     every query sees every key, and scores fade with distance, in O(t)
+    at_once     causal, a few tokens without a loop, for graphs
 
 These are of the backend torch; others, and how one is chosen, are in `leap.ops.backends`.
 
@@ -37,7 +38,7 @@ from leap.ops import backends
 from leap.ops.checks import check_axes, check_floating, check_key_mask, check_same, shape
 from leap.ops.derivatives import transformed
 from leap.ops.features import cosine
-from leap.ops.linear import chunked, gated, square, step, two_way, whole
+from leap.ops.linear import at_once, chunked, gated, square, step, two_way, whole
 from leap.ops.linear.gated import LOWEST
 from leap.ops.linear.parts import (
     Tokens,
@@ -134,7 +135,7 @@ def read_and_attend(
         fq, fk = wide_queries(tokens), wide_keys(tokens)
         o = linear_attention_reference(fq, fk, tokens.v, normalise=normalise, eps=eps)
         return o, _state_of(fk, tokens.v, key_mask)
-    if square.is_cheaper(q, k, v):
+    if chosen == "graph" or square.is_cheaper(q, k, v):
         tokens = without_pads(tokens, key_mask)
         o = square.attend(tokens, normalise=normalise, eps=eps)
         return o, _state_of(wide_keys(tokens), tokens.v, key_mask)
@@ -416,6 +417,9 @@ def _attend(
 
     if chosen == "reference":
         o, after = _by_the_formula(tokens, before, log_gate, rate, n_real, normalise, eps)
+    elif chosen == "graph":
+        gate = _gates(None, rate, tokens, key_mask) if rate is not None else log_gate
+        o, after = at_once.attend(tokens, before, gate, n_real=n_real, normalise=normalise, eps=eps)
     elif chosen == "native" and tokens.q.shape[2] > 1:
         o, after = _natively(
             tokens,
@@ -652,7 +656,7 @@ def _state_of(k: Tensor, v: Tensor, key_mask: Tensor | None) -> LinearState:
 
 def _lengths(v: Tensor, key_mask: Tensor | None) -> Tensor:
     """Real tokens of each row, `[b]`."""
-    return torch.zeros(len(v), dtype=torch.long, device=v.device) + count_tokens(v, key_mask)
+    return torch.zeros(v.shape[0], dtype=torch.long, device=v.device) + count_tokens(v, key_mask)
 
 
 def _begin(tokens: Tokens, state: LinearState | None) -> LinearState:

@@ -71,8 +71,8 @@ def unit_scale(q: Tensor) -> Tensor:
     A query's scale cancels between numerator and denominator, but products of three numbers of
     1e15 would overflow on the way there. A power of two changes no digit.
     """
-    _, exponent = torch.frexp(q.abs().amax(dim=-1, keepdim=True))
-    return torch.ldexp(torch.ones_like(exponent, dtype=q.dtype), -exponent.clamp(-120, 120))
+    exponent = q.detach().abs().amax(dim=-1, keepdim=True).log2().ceil()
+    return torch.exp2(-exponent.clamp(-120, 120))
 
 
 def normalised(num: Tensor, den: Tensor, floor: Tensor | float) -> Tensor:

@@ -23,9 +23,10 @@ from leap.reports.table import Table, optional
 from leap.tasks.lm.compare import CompareConfig, Outcome, Row, compare, run_configs
 from leap.tasks.lm.evaluate import score
 from leap.tasks.lm.explain import ExplainedText, explain_text
-from leap.tasks.lm.generate import GenerateConfig, Written, write_on
+from leap.tasks.lm.generate import write_on
 from leap.tasks.lm.model import build_model, load_model
 from leap.tasks.lm.train import TrainConfig, prepare, run_folder
+from leap.tasks.lm.writing import GenerateConfig, Written
 
 SENTENCE = "def read(path):\n    with open(path) as file:\n        return file.read()\n"
 

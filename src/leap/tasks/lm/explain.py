@@ -10,8 +10,9 @@ from leap.explain import Explanation
 from leap.explain import explain as explain_tokens
 from leap.explain.page import explanation_page, importance_picture
 from leap.reports.files import write_report
+from leap.runtime.text import check_prompt
 from leap.tasks.lm.model import load_model
-from leap.tasks.lm.tokenizer import TextTokenizer, check_prompt
+from leap.tasks.lm.tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,11 +6,9 @@ written but not read yet, and the tokenizer, and holds the state of the random n
 """
 
 import json
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,79 +19,17 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, set_seed
 from transformers.generation.streamers import BaseStreamer
 
-from leap.errors import ConfigError, FileError, check_seed
+from leap.errors import ConfigError, FileError
 from leap.models import LeapformerForCausalLM, StateCache
+from leap.runtime.text import Continuation
 from leap.tasks.files import first_line
-from leap.tasks.lm.model import load_model, max_length
-from leap.tasks.lm.tokenizer import TextTokenizer, check_prompt
+from leap.tasks.lm.model import max_length
+from leap.tasks.lm.tokenizer import TextTokenizer
+from leap.tasks.lm.writing import GenerateConfig, Write, Written, check_folder_of
 
 TAG = "leap.lm"
 RANDOM = "random.{device}"
 """Name of the tensor that holds the random generator's state of a kind of device."""
-
-Write = Callable[[str], None]
-"""Takes the text in pieces, as they are made."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GenerateConfig:
-    """Write text with a model, shown as it is made."""
-
-    run: Path
-    """Run folder of leap lm train, or a folder with a Hugging Face model."""
-    prompt: str = ""
-    """Text to continue; by default a new text begins, or the text of the state is continued."""
-    tokens: int = 200
-    """Tokens to write; fewer if the text ends."""
-    temperature: float = 0.8
-    """Sampling temperature: 0 is greedy decoding, 1 samples from the model's distribution."""
-    top_k: int | None = None
-    """Top-k sampling: choose among the k likeliest tokens only; by default among all."""
-    top_p: float = 1.0
-    """Nucleus sampling: choose among the likeliest tokens that together have this probability."""
-    seed: int | None = None
-    """Random seed of the choices; by default 0, or where the state's random numbers left off."""
-    past_end: bool = False
-    """Go on with a new text where one ends."""
-    state: Path | None = None
-    """File that keeps what was read and written: continued from if it is there, written in the
-    end. It stays as small however long the text grows. By default nothing is kept."""
-
-    def __post_init__(self) -> None:
-        if self.tokens < 1:
-            raise ConfigError(f"tokens={self.tokens} must be 1 or more")
-        if not 0 <= self.temperature < math.inf:
-            raise ConfigError(f"temperature={self.temperature} must be 0 or more")
-        if self.top_k is not None and self.top_k < 1:
-            raise ConfigError(f"top_k={self.top_k} must be 1 or more")
-        if not 0 < self.top_p <= 1:
-            raise ConfigError(f"top_p={self.top_p} must be more than 0, and at most 1")
-        check_seed(self.seed)
-        check_prompt(self.prompt)
-
-
-@dataclass(frozen=True)
-class Written:
-    """What was written, and how fast."""
-
-    text: str
-    tokens: list[int]
-    seconds: float
-    """From the first token, after the prompt was read, to the last."""
-    state_bytes: int | None
-    """Size of the model's state; None if it is a KV cache, which grows."""
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """Speed, not counting the prompt; None if there is but one token."""
-        n = len(self.tokens) - 1
-        return n / self.seconds if n > 0 and self.seconds > 0 else None
-
-
-def generate(config: GenerateConfig, write: Write | None = None) -> Written:
-    """Write as the config says, passing text to `write` as soon as a token completes it."""
-    model, tokenizer = load_model(config.run)
-    return write_on(model, tokenizer, config, write)
 
 
 @torch.no_grad()
@@ -156,7 +92,7 @@ class _Streamer(BaseStreamer):
         self.write = write
         self.tokens: list[int] = []
         self.pieces: list[str] = []
-        self.decode: Callable[[int], str] | None = None
+        self.text: Continuation | None = None
         self.first = self.last = 0.0
 
     @property
@@ -164,14 +100,14 @@ class _Streamer(BaseStreamer):
         return self.last - self.first
 
     def put(self, value: Tensor) -> None:
-        if self.decode is None:
-            self.decode = self.tokenizer.continuation(self.prompt, value.flatten().tolist())
+        if self.text is None:
+            self.text = Continuation(self.tokenizer, self.prompt, value.flatten().tolist())
             return
         for token in value.flatten().tolist():
             self.last = time.perf_counter()
             self.first = self.first or self.last
             self.tokens.append(token)
-            piece = self.decode(token)
+            piece = self.text.take(token)
             if piece:
                 self.pieces.append(piece)
                 if self.write is not None:
@@ -193,8 +129,7 @@ def _begin(
             "and no state; drop it"
         )
     if not config.state.exists():
-        if not config.state.parent.is_dir():
-            raise FileError(f"no folder {config.state.parent} to keep the state in; make it first")
+        check_folder_of(config.state)
         return None, [tokenizer.eos_id]
     cache, unread, random = load_text(config.state, model, tokenizer)
     if config.seed is None and random is not None:

@@ -6,41 +6,27 @@ document ends with the end-of-text token. Where a tokenizer cannot spell a line'
 experiments.
 """
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from tokenizers.decoders import DecodeStream
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, T5Tokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from leap.errors import ConfigError, FileError
+from leap.runtime.text import TextCodec, chunks
 from leap.tasks.files import first_line
 from leap.tasks.sentencepiece import read_sentencepiece
 
 END = "<|endoftext|>"
 KNOWN_ENDS = (END, "</s>", "<eos>", "<|end_of_text|>", "<|eot_id|>", "[EOS]", "[SEP]")
-CHUNK = 1 << 16
-"""Characters encoded at once: long texts are cut at line ends, where no token can be cut."""
 SMALLEST_VOCABULARY = 257
 
 
-def check_prompt(prompt: str) -> None:
-    """Refuse a prompt that no tokenizer can spell: bytes of a command line that are not UTF-8."""
-    try:
-        prompt.encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError(
-            f"prompt={prompt!r} is not text in UTF-8 (character {error.start}); convert it, for "
-            "instance with iconv"
-        ) from error
-
-
-class TextTokenizer:
+class TextTokenizer(TextCodec):
     """A Hugging Face tokenizer as language modelling uses it.
 
     Args:
@@ -48,14 +34,8 @@ class TextTokenizer:
     """
 
     def __init__(self, hugging_face: PreTrainedTokenizerFast) -> None:
+        super().__init__(hugging_face.backend_tokenizer, hugging_face.eos_token_id)
         self.hugging_face = hugging_face
-        self._backend: Tokenizer = hugging_face.backend_tokenizer
-        self.eos_id: int = hugging_face.eos_token_id
-        probe = self._encode_all(["a\nb"])[0]
-        self.spells_line_ends = "\n" in self._backend.decode(probe)
-        if self.spells_line_ends:
-            # So that a text about <|endoftext|> does not end there.
-            self._backend.encode_special_tokens = True
         self._is_bytes = self.vocab_size == 257 and self.encode("\0\xff").tolist() == [0, 195, 191]
 
     @property
@@ -63,19 +43,9 @@ class TextTokenizer:
         """Number of different tokens."""
         return len(self.hugging_face)
 
-    @property
-    def fingerprint(self) -> str:
-        """Tells tokenizers apart: equal only if they make the same tokens of every text."""
-        return hashlib.sha256(self._backend.to_str().encode()).hexdigest()[:16]
-
     def encode(self, text: str) -> Tensor:
         """Tokens of some text, without an end."""
-        if self.spells_line_ends:
-            pieces = [np.asarray(ids, np.int32) for ids in self._encode_all(list(_chunks(text)))]
-            return torch.from_numpy(np.concatenate([np.empty(0, np.int32), *pieces]))
-        lines = self._encode_all(text.split("\n"))
-        ended = [token for line in lines for token in (*line, self.eos_id)]
-        return torch.tensor(ended[:-1], dtype=torch.int32)  # What follows the last line's end.
+        return torch.from_numpy(self.tokens(text))
 
     def encode_documents(self, documents: Iterable[str]) -> Tensor:
         """Tokens of whole documents, each with an end."""
@@ -91,61 +61,9 @@ class TextTokenizer:
                 tokens.append(end)
         return torch.cat(tokens) if tokens else end[:0]
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text that some tokens spell."""
-        if self.spells_line_ends:
-            return self._backend.decode(list(tokens), skip_special_tokens=True)
-        lines: list[list[int]] = [[]]
-        for token in tokens:
-            if token == self.eos_id:
-                lines.append([])
-            else:
-                lines[-1].append(token)
-        return "\n".join(self._backend.decode(line, skip_special_tokens=True) for line in lines)
-
-    def stream(self) -> Callable[[int], str]:
-        """A function that takes one token after another, and gives the text each one completes."""
-        stream = DecodeStream(skip_special_tokens=True)
-
-        def step(token: int) -> str:
-            nonlocal stream
-            if token == self.eos_id and not self.spells_line_ends:
-                stream = DecodeStream(skip_special_tokens=True)
-                return "\n"
-            return stream.step(self._backend, token) or ""
-
-        return step
-
-    def continuation(self, prompt: str, read: Sequence[int]) -> Callable[[int], str]:
-        """A function like that of `stream`, for tokens that follow a prompt.
-
-        Args:
-            prompt: the text before.
-            read: its tokens, or the last of them. They are decoded too, else SentencePiece takes
-                what follows for the first word of a text, with no space before it.
-        """
-        decode = self.stream()
-        before = "".join(map(decode, read))
-        # A space that ends a prompt SentencePiece does not read, and would give once more.
-        space_given = prompt.endswith(" ") and not before.endswith(" ")
-
-        def step(token: int) -> str:
-            nonlocal space_given
-            piece = decode(token)
-            if piece and space_given:
-                piece = piece.removeprefix(" ")
-                space_given = False
-            return piece
-
-        return step
-
     def save(self, folder: Path) -> None:
         """Write the tokenizer, for `load` or `AutoTokenizer` to read."""
         self.hugging_face.save_pretrained(str(folder))
-
-    def _encode_all(self, texts: list[str]) -> list[list[int]]:
-        encoded = self._backend.encode_batch_fast(texts, add_special_tokens=False)
-        return [found.ids for found in encoded]
 
 
 def load_tokenizer(folder: Path) -> TextTokenizer:
@@ -211,8 +129,8 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int) -> TextTokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    chunks = (chunk for text in documents for chunk in _chunks(text))
-    backend.train_from_iterator(chunks, trainer)
+    pieces = (chunk for text in documents for chunk in chunks(text))
+    backend.train_from_iterator(pieces, trainer)
     if backend.get_vocab_size() < vocab_size:
         raise FileError(
             f"the text is too short to find {vocab_size} tokens in it; it has "
@@ -258,16 +176,3 @@ def _wrap(backend: Tokenizer, end: str, **special: str) -> TextTokenizer:
             **special,
         )
     )
-
-
-def _chunks(text: str) -> Iterator[str]:
-    """A text in pieces of some length, cut where a line ends and another, not blank, begins."""
-    start = 0
-    while start < len(text):
-        cut = min(start + CHUNK, len(text))
-        while cut < len(text):
-            cut = text.find("\n", cut) + 1 or len(text)
-            if cut < len(text) and text[cut] != "\n":
-                break
-        yield text[start:cut]
-        start = cut
