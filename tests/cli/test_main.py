@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 import leap
 from leap import cli
 from leap.cli import main
-from leap.cli.verbs import VERBS
+from leap.cli.verbs import COMMANDS, VERBS
 from leap.errors import LeapError
 from leap.extras import install_command
 
@@ -153,7 +153,7 @@ def test_settings_are_named_as_they_are_typed(message, expected):
 
 
 def test_every_flag_has_a_help_and_where_it_is_not_given_the_help_says_what_happens():
-    for task, verbs in VERBS.items():
+    for task, verbs in (*VERBS.items(), ("", COMMANDS)):
         for name, verb in verbs.items():
             config = verb.load_config()
             texts = cli.help_texts(config)

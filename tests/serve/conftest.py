@@ -2,13 +2,13 @@
 
 import contextlib
 import functools
+import socket
+import threading
+import time
 from queue import Queue
 
 import pytest
 import torch
-
-pytest.importorskip("tokenizers", reason="needs the extra lm")
-
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from leap.models import LeapConfig, LeapForCausalLM, LeapformerConfig, LeapformerForCausalLM
@@ -142,3 +142,40 @@ def ask():
 def told():
     """Waits for a reply: text, reason, tokens."""
     return _told
+
+
+class Live:
+    """A server that really listens, on a free port."""
+
+    def __init__(self, app):
+        uvicorn = pytest.importorskip("uvicorn", reason="the extra serve is not installed")
+        self.app = app
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self.socket.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        settings = uvicorn.Config(
+            app, log_level="error", ws="websockets-sansio", timeout_graceful_shutdown=20
+        )
+        self.server = uvicorn.Server(settings)
+        self.thread = threading.Thread(target=self.server.run, args=([self.socket],))
+        self.thread.start()
+        while not self.server.started:
+            time.sleep(0.005)
+
+    def stop(self):
+        self.server.should_exit = True
+        self.thread.join(60)
+        self.socket.close()
+
+
+@pytest.fixture
+def live():
+    """Makes servers of applications, and ends them."""
+    with contextlib.ExitStack() as stack:
+
+        def make(app):
+            made = Live(app)
+            stack.callback(made.stop)
+            return made
+
+        yield make

@@ -59,25 +59,30 @@ def _run(arguments: Sequence[str]) -> None:
     if task == "backends":
         argparse.ArgumentParser(prog="leap backends", description=TASKS[task]).parse_args(rest)
         return import_module("leap.cli.backends").show()
-    command, verb = f"leap {task}", COMMANDS.get(task)
-    if verb is None:
-        summaries = {name: verb.summary for name, verb in VERBS[task].items()}
-        closing = f"Packages for this come with the extra {task}." if task in LEARNING else ""
-        name, rest = _choose(command, TASKS[task], summaries, rest, closing=closing)
-        command, verb = f"{command} {name}", VERBS[task][name]
+    if task in COMMANDS:
+        return _do(task, COMMANDS[task], rest)
+    summaries = {name: verb.summary for name, verb in VERBS[task].items()}
+    closing = f"Packages for this come with the extra {task}." if task in LEARNING else ""
+    name, rest = _choose(f"leap {task}", TASKS[task], summaries, rest, closing=closing)
+    return _do(f"{task} {name}", VERBS[task][name], rest)
+
+
+def _do(name: str, verb: Verb, arguments: Sequence[str]) -> None:
+    """Run one command."""
     flags: Collection[str] = ()
     try:
         config = verb.load_config()
         flags = [field.name for field in fields(config)]
-        verb.load_run()(_parse(command, config, verb, rest))
+        verb.load_run()(_parse(f"leap {name}", config, verb, arguments))
     except LeapError as error:
         _fail(as_typed(str(error), flags), code=1)
     except ModuleNotFoundError as error:
         extras = extras_with(error.name or "")
         if not extras:
             raise
+        task = name.partition(" ")[0]
         extra = task if task in extras else extras[0]
-        _fail(f"{command} needs {error.name}: {install_command(extra)}", code=1)
+        _fail(f"leap {name} needs {error.name}: {install_command(extra)}", code=1)
 
 
 def _choose(

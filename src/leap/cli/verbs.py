@@ -18,6 +18,7 @@ TASKS = {
     "export": "Models as ONNX graphs, to run without torch.",
     "lm": "Language models: train, measure, write, explain.",
     "lra": "Long Range Arena: data, training, tables, speed.",
+    "serve": "A server for many users: completions, translation streams.",
     "simul": "Simultaneous translation: data, training, scores, streams.",
 }
 
@@ -66,8 +67,17 @@ COMMANDS = {
             ("export --run runs/play --output exported/play --int8", "a quarter of the size"),
         ],
     ),
+    "serve": Verb(
+        config="leap.serve.config.ServeConfig",
+        run="leap.cli.serve.serve",
+        examples=[
+            ("serve --run runs/play", "at http://127.0.0.1:8000/v1, for the openai package"),
+            ("serve --run runs/play --port 9000 --states kept", "with states saved to a folder"),
+            ("serve --run runs/captions --policy wait-5", "translation streams"),
+        ],
+    ),
 }
-"""Tasks that are one command."""
+"""Commands of one word."""
 
 VERBS = {
     "bench": {

@@ -152,7 +152,6 @@ class Engine:
         budget: tokens of prompts, pads counted, that are read between two steps.
         state_bytes: memory for states of finished replies, of which the oldest give way.
         prefix_bytes: memory for states of prompts' beginnings, likewise.
-        watch: is told what happens.
     """
 
     def __init__(
@@ -165,14 +164,13 @@ class Engine:
         budget: int = 512,
         state_bytes: int = 256 * MIB,
         prefix_bytes: int = 256 * MIB,
-        watch: Watch | None = None,
     ) -> None:
         self.model = model
         self.slots, self.max_waiting = slots, waiting
         self.block, self.budget = block, max(budget, block)
         self.states: Store[str, Kept] = Store(state_bytes)
         self.prefixes: Store[bytes, Any] = Store(prefix_bytes)
-        self.watch = watch or Watch()
+        self.watch = Watch()
         self._empty = model.empty()
         self._waiting: deque[Job] = deque()
         self._reading: list[Job] = []

@@ -38,6 +38,7 @@ class TorchModel:
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.name = name
+        self.vocab_size = tokenizer.vocab_size
         self.end = tokenizer.eos_id if tokenizer.spells_line_ends else None
         self.max_length = max_length(model)
 
@@ -168,8 +169,8 @@ class KeyValueModel(TorchModel):
         mask = torch.cat([F.pad(x.mask, (width - x.mask.shape[1], 0)) for x in states])
         joined = DynamicCache(config=self.model.config)
         held = [state for state in states if state.mask.shape[1]]
-        for i in range(len(held[0].cache.layers) if held else 0):
-            like: Any = held[0].cache.layers[i].keys
+        first: list[Any] = list(held[0].cache.layers) if held else []
+        for i, like in enumerate(layer.keys for layer in first):
             parts = []
             for state in states:
                 if state.mask.shape[1]:
@@ -190,11 +191,11 @@ class KeyValueModel(TorchModel):
         mask = state.mask[chosen]
         start = mask.shape[1] - int(mask.sum(1).max()) if mask.numel() else 0
         cache = copy(state.cache)
-        cache.layers = [copy(layer) for layer in state.cache.layers]
-        for layer in cache.layers:
-            if mask.shape[1]:
-                layer.keys = layer.keys[chosen, :, start:].clone()  # type: ignore[index]
-                layer.values = layer.values[chosen, :, start:].clone()  # type: ignore[index]
+        layers: list[Any] = [copy(layer) for layer in state.cache.layers]
+        for layer in layers if mask.shape[1] else ():
+            layer.keys = layer.keys[chosen, :, start:].clone()
+            layer.values = layer.values[chosen, :, start:].clone()
+        cache.layers = layers
         return KeyValues(cache, mask[:, start:])
 
     def n_bytes(self, state: KeyValues) -> int:

@@ -35,6 +35,7 @@ class Model(Protocol):
     """A language model with its tokenizer."""
 
     name: str
+    vocab_size: int
     end: int | None
     """The token that ends a text; None where none does."""
     max_length: int | None
