@@ -1,5 +1,8 @@
-"""What a model attended to, read off its attentions, and how to show it."""
+"""What a model attended to, and what its predictions rest on: read off it, measured, shown."""
 
 from leap.explain.attention import Explanation, explain
+from leap.explain.importance import importance
+from leap.explain.stream import StreamExplainer
+from leap.explain.trace import Trace, trace
 
-__all__ = ["Explanation", "explain"]
+__all__ = ["Explanation", "StreamExplainer", "Trace", "explain", "importance", "trace"]

@@ -1,15 +1,14 @@
 """What a model attended to: the weights by which each token took from the others.
 
 They are not estimated but the model's own: a layer's values, taken by them, are what it gave.
-LEAP's are the softmax of one focus a token, the same for all that see it; those of linear attention
-are formed for the text at hand in O(t^2), which the model itself never does.
+LEAP's are the softmax of one focus per token, the same for all that see it; those of linear
+attention are formed for the text at hand in O(t^2), which the model itself never does. For long
+texts `leap.explain.trace` has a row of them in O(t).
 
 Axes: b batch, l layers, h heads, t tokens.
 """
 
-from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -17,8 +16,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from leap.errors import InputError
+from leap.explain.trace import check_ids, copy_of, layer_names, reading
 from leap.layers import Attention
-from leap.models import LeapformerConfig
 from leap.models.weights import Watch
 
 
@@ -72,21 +71,17 @@ def explain(
     """Let a model read some texts, and tell what each token attended to.
 
     Args:
-        model: any language model of this package, of one kind of attention or several; or another
-            Hugging Face model that returns its attentions.
+        model: any language model or classifier of this package, of one kind of attention or
+            several; or another Hugging Face model that returns its attentions.
         input_ids: tokens.
         attention_mask: 1 at real tokens and 0 at pads, whose own rows mean nothing.
     """
-    if input_ids.ndim != 2 or not input_ids.numel():
-        raise InputError(f"input_ids are {list(input_ids.shape)}; expected [batch, tokens]")
+    check_ids(input_ids)
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
-    # On a copy that has the same weights, since others may use the model at the same time.
-    tensors = [*model.parameters(), *model.buffers()]
-    copied: Any = deepcopy(model, {id(tensor): tensor for tensor in tensors})
-    copied.eval()
+    copied = copy_of(model)
     watched = [module for module in copied.modules() if isinstance(module, Attention)]
     found = _watch(copied, watched, inputs) if watched else _ask(copied, inputs)
-    return Explanation(torch.stack(found, dim=1), _names(model, len(found)))
+    return Explanation(torch.stack(found, dim=1), layer_names(model, len(found)))
 
 
 def _watch(
@@ -94,7 +89,7 @@ def _watch(
 ) -> tuple[Tensor, ...]:
     """The weights of our own layers, from what each of them is given."""
     with Watch(layers) as watch:
-        model(**inputs, use_cache=False)
+        model(**inputs, **reading(model))
     return watch.weights() or ()
 
 
@@ -108,13 +103,3 @@ def _ask(model: PreTrainedModel, inputs: dict[str, Tensor | None]) -> tuple[Tens
             "give one of leap, or one that returns its attentions"
         )
     return tuple(found)
-
-
-def _names(model: PreTrainedModel, n_layer: int) -> tuple[str, ...]:
-    config: Any = model.config
-    if not isinstance(config, LeapformerConfig):
-        return (config.model_type,) * n_layer
-    return tuple(
-        name if name != "leap" or window is None else f"{name}, window of {window}"
-        for name, window in zip(config.attentions, config.windows, strict=True)
-    )

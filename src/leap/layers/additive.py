@@ -45,7 +45,6 @@ from leap.layers.attention import (
     Attention,
     check_alibi,
     distance_slopes,
-    one_hot_values,
     one_of,
     token_positions,
 )
@@ -68,8 +67,10 @@ class Focus(NamedTuple):
 
     logits: Float[Tensor, "b h t"]
     """Focus of each token; the weight of j at i is its softmax over what i sees."""
+    values: Float[Tensor, "b h t w"]
+    """What is averaged by it."""
     gate: Float[Tensor, "b h t"] | Float[Tensor, "b h t w"] | None = None
-    """How much of the mean each token takes, if there is a gate."""
+    """How much of the mean each token takes, if there is a gate; of Fastformer, its values."""
     query_logits: Float[Tensor, "b h t"] | None = None
     """Fastformer's first focus, by which queries were averaged; `logits` weigh what they met."""
 
@@ -198,21 +199,66 @@ class LeapAttention(Noted, Attention):
         """What `forward` looks at, given the same."""
         return self._attend(x, state, key_mask, cu_seqlens, positions)[2]
 
-    def weights(
+    def take(
+        self,
+        x: Float[Tensor, "b t d"],
+        values: Float[Tensor, "b h t p"],
+        state: State | None = None,
+        *,
+        key_mask: Bool[Tensor, "b t"] | None = None,
+        positions: Int[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b h t p"], Recurrent | None]:
+        """What tokens take of any values, as `Attention.take` says.
+
+        Weights are the softmax of the focus over what a token sees, before the gate. In the
+        formulation "fastformer" they weigh keys that have met the mean query.
+        """
+        if state is not None and (self.formulation.nests or self.form == "bidirectional"):
+            raise InputError(
+                "Fastformer and form='bidirectional' take of whole sequences; give no state"
+            )
+        self.check_tokens(x, key_mask)
+        taps = None
+        if self.convolution is not None:
+            both = self.check_state(state, ConvolvedState, x)
+            state, taps = (None, None) if both is None else (both.inner, both.taps)
+        past = self.check_state(state, FocusState if self.window is None else WindowState, x)
+        heads, taps = self._heads(x, taps, key_mask, None)
+        whole = self._mean(x, None, key_mask, None, positions)
+        logits = self.formulation.attend(self, x, heads, None, whole)[2].logits
+        o, after = self._mean(x, past, key_mask, None, positions)(logits, values, past)
+        if self.formulation.nests:
+            return o, None
+        return o, after if taps is None or after is None else ConvolvedState.of(taps, after)
+
+    def contributions(
+        self,
+        x: Float[Tensor, "b t d"],
+        at: int,
+        *,
+        key_mask: Bool[Tensor, "b t"] | None = None,
+        positions: Int[Tensor, "b t"] | None = None,
+    ) -> Float[Tensor, "b t d"]:
+        """What each token contributes to what comes out, as `Attention.contributions` says."""
+        focus = self.focus(x, key_mask=key_mask, positions=positions)
+        row = self.one_row(x, at, key_mask=key_mask, positions=positions)
+        each = row.unsqueeze(-1) * focus.values
+        if focus.gate is not None:
+            gate = focus.gate if focus.gate.ndim == 4 else focus.gate.unsqueeze(-1)
+            each = gate[:, :, [at]] * each
+        y = self.join(each.to(x.dtype))
+        return y if self.o_proj is None else F.linear(y, self.o_proj.weight)
+
+    def added(
         self,
         x: Float[Tensor, "b t d"],
         *,
         key_mask: Bool[Tensor, "b t"] | None = None,
         positions: Int[Tensor, "b t"] | None = None,
-    ) -> Float[Tensor, "b h t t"]:
-        """How much of each token every token takes, as `Attention.weights` says.
-
-        They are the softmax of the focus over what a token sees, before the gate. In the
-        formulation "fastformer" they weigh keys that have met the mean query.
-        """
-        logits = self.focus(x, key_mask=key_mask, positions=positions).logits
-        v = one_hot_values(x, self.n_head)
-        return self._mean(x, None, key_mask, None, positions)(logits, v)[0]
+    ) -> Float[Tensor, "b h t d"]:
+        """What the values of each token add, as `Attention.added` says."""
+        v = self.focus(x, key_mask=key_mask, positions=positions).values
+        return self.through_projection(v, self.o_proj)
 
     def _attend(
         self,
@@ -319,7 +365,7 @@ def additive(layer: LeapAttention, x: Tensor, heads: Heads, past: Any, mean: Mea
     v = heads["v"]
     logits = layer.match(v, layer.vector("u"))
     y, after = mean(logits, v, past)
-    return y, after, Focus(logits)
+    return y, after, Focus(logits, v)
 
 
 def leap_0_1(layer: LeapAttention, x: Tensor, heads: Heads, past: Any, mean: Mean) -> Attended:
@@ -328,7 +374,7 @@ def leap_0_1(layer: LeapAttention, x: Tensor, heads: Heads, past: Any, mean: Mea
     logits = layer.match(layer.norm(q), layer.norm(k))
     y, after = mean(logits, v, past)
     gate = heads["g"].sigmoid()
-    return gate * y, after, Focus(logits, gate)
+    return gate * y, after, Focus(logits, v, gate)
 
 
 def leap_1_0(
@@ -345,7 +391,7 @@ def leap_1_0(
     means, after = mean(logits, torch.cat([k, v], dim=-1).to(x.dtype), past)
     mean_k, mean_v = means.chunk(2, dim=-1)
     gate = layer.match(q, mean_k).sigmoid()
-    return gate.unsqueeze(-1) * mean_v, after, Focus(logits, gate)
+    return gate.unsqueeze(-1) * mean_v, after, Focus(logits, v, gate)
 
 
 def log_elu_plus_one(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
@@ -361,7 +407,7 @@ def fastformer(layer: LeapAttention, x: Tensor, heads: Heads, past: Any, mean: M
     met = F.dropout(mean_q, layer.dropout, layer.training) * k
     mean_k, key, logits = mean_by_vector(layer, met, "k_focus", key, mean)
     after = None if query is None else FastformerState.of(query, key)
-    return mean_k * v, after, Focus(logits, query_logits=query_logits)
+    return mean_k * v, after, Focus(logits, layer.norm(met), v, query_logits)
 
 
 def mean_by_vector(

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, get_args
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -101,7 +102,99 @@ class Attention(nn.Module, ABC):
         for reading it. They sum to 1; to less where a query matches hardly any key and the floor
         of the normaliser holds. Where scores may be negative, so may weights, and their sum.
         """
+        values = one_hot_values(x, self.n_head)
+        return self.take(x, values, key_mask=key_mask, positions=positions)[0]
+
+    def take(
+        self,
+        x: Float[Tensor, "b t d"],
+        values: Float[Tensor, "b h _ p"],
+        state: State | None = None,
+        *,
+        key_mask: Bool[Tensor, "b _"] | None = None,
+        positions: Int[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b h t p"], State | None]:
+        """What tokens take of any values, by the weights they have in `forward`: w_ij values_j.
+
+        In linear time where the layer is linear. A causal layer goes on from a state, as `forward`
+        does; it is one of the values' width.
+
+        Args:
+            x: tokens.
+            values: one for each token that is attended to.
+            state: what an earlier call returned; None at the start.
+            key_mask, positions: as of `forward`; so is the source, in the cross form.
+        """
         raise ConfigError(f"{type(self).__name__} cannot tell how much of each token it takes")
+
+    def taken(
+        self, x: Float[Tensor, "b t d"], by: Float[Tensor, "b _ t"], **inputs: Any
+    ) -> Float[Tensor, "b h _"]:
+        """How much of each token those of x take together, each counted by a factor: by_i w_ij.
+
+        In linear time where the layer is linear, as it is the backward pass of `take`: with 1 at
+        one token and 0 elsewhere, this is that token's row of `weights`.
+
+        Args:
+            x: tokens.
+            by: the factor of each.
+            inputs: as of `take`.
+        """
+        read = x if inputs.get("source") is None else inputs["source"]
+        with torch.enable_grad():
+            ones = read.new_ones(len(x), self.n_head, read.shape[1], 1, dtype=accumulator(x))
+            ones.requires_grad_()
+            o, _ = self.take(x.detach(), ones, **inputs)
+            by = by.to(o.dtype).expand(o.shape[:3]).unsqueeze(-1)
+            (found,) = torch.autograd.grad(o, ones, by)
+        return found.squeeze(-1)
+
+    def contributions(
+        self,
+        x: Float[Tensor, "b t d"],
+        at: int,
+        *,
+        key_mask: Bool[Tensor, "b _"] | None = None,
+        positions: Int[Tensor, "b t"] | None = None,
+    ) -> Float[Tensor, "b _ d"]:
+        """What each token contributes to what `forward` gives at the token `at`.
+
+        They add up to it, less a bias: weights, gates and the scale of norms are as they are there,
+        and what is left is linear in the values.
+
+        Args:
+            x: tokens.
+            at: which of them takes.
+            key_mask, positions: as of `take`.
+        """
+        raise ConfigError(f"{type(self).__name__} cannot tell what each token contributes")
+
+    def added(
+        self,
+        x: Float[Tensor, "b t d"],
+        *,
+        key_mask: Bool[Tensor, "b _"] | None = None,
+        positions: Int[Tensor, "b t"] | None = None,
+    ) -> Float[Tensor, "b h _ d"]:
+        """What the values of each token add to what comes out per unit of weight, by head.
+
+        Gates and norms after the heads are left out.
+        """
+        raise ConfigError(f"{type(self).__name__} cannot tell what each token contributes")
+
+    def through_projection(
+        self, v: Float[Tensor, "b h t v"], projection: nn.Linear | None
+    ) -> Float[Tensor, "b h t d"]:
+        """Each head's values by its share of the last projection; by none, they stay in place."""
+        (_, h, _, width), d = v.shape, self.hidden_size
+        weight = torch.eye(d, dtype=v.dtype) if projection is None else projection.weight
+        return torch.einsum("bhtv,dhv->bhtd", v, weight.to(v).view(d, h, width))
+
+    def one_row(self, x: Float[Tensor, "b t d"], at: int, **inputs: Any) -> Float[Tensor, "b h _"]:
+        """The weights by which the token `at` takes of each, in linear time where the layer is."""
+        by = x.new_zeros(len(x), 1, x.shape[1])
+        by[..., at] = 1
+        return self.taken(x, by, **inputs)
 
     def split(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b h t w"]:
         """Each head's share of the width."""
@@ -278,10 +371,7 @@ class DotProductAttention(Attention):
             o, after = self.attend_causally(
                 x, q, k, v, past, key_mask=key_mask, positions=at, cu_seqlens=cu_seqlens
             )
-            if clock is not None:
-                after = TurnedState.of(clock, after)
-            if taps is not None:
-                after = ConvolvedState.of(taps, after)
+            after = _wrapped(after, taps, clock)
         else:
             o, after = self.attend_to(
                 x,
@@ -293,13 +383,31 @@ class DotProductAttention(Attention):
                 source_positions=read_at,
                 angles=angles,
             )
-        y = self.join(self.finish(o, x))
+        return self.leave(o, x), after
+
+    def leave(
+        self,
+        o: Float[Tensor, "b h t v"],
+        x: Float[Tensor, "b t d"],
+        whole: Float[Tensor, "b h t v"] | None = None,
+    ) -> Float[Tensor, "b t d"]:
+        """What the layer gives, of attended values.
+
+        Args:
+            o: attended values, or a part of them.
+            x: the tokens that attend.
+            whole: all of them, where o is a part: norms divide by its scale.
+        """
+        y = self.join(self.finish(o, x, whole))
         if self.output_gate is not None:
             y = y * self.output_gate(x).sigmoid()
-        return self.o_proj(y), after
+        return self.o_proj(y)
 
     def finish(
-        self, o: Float[Tensor, "b h t v"], x: Float[Tensor, "b t d"]
+        self,
+        o: Float[Tensor, "b h t v"],
+        x: Float[Tensor, "b t d"],
+        whole: Float[Tensor, "b h t v"] | None = None,
     ) -> Float[Tensor, "b h t v"]:
         """Attended values as they leave the heads: normed, gated, dropped, as the layer does."""
         return o
@@ -314,19 +422,92 @@ class DotProductAttention(Attention):
     ) -> Float[Tensor, "b h t _"]:
         """How much of each token every token of x takes, as `Attention.weights` says.
 
+        Where a norm takes any scale away, their magnitudes sum to 1.
+
         Args:
             source: what is attended to, in the cross form.
             key_mask: true at the real tokens of x, or in the cross form of the source.
         """
-        self._check_form(None, source, None, None)
+        values = one_hot_values(x if source is None else source, self.n_head)
+        o, _ = self.take(x, values, source=source, key_mask=key_mask, positions=positions)
+        if getattr(self, "norm", None) is None:
+            return o
+        return o / o.abs().sum(dim=-1, keepdim=True).clamp_min(torch.finfo(o.dtype).tiny)
+
+    def take(
+        self,
+        x: Float[Tensor, "b t d"],
+        values: Float[Tensor, "b h _ p"],
+        state: State | None = None,
+        *,
+        source: Float[Tensor, "b s d"] | None = None,
+        key_mask: Bool[Tensor, "b _"] | None = None,
+        positions: Int[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b h t p"], State | None]:
+        """What tokens take of any values, as `Attention.take` says."""
+        self._check_form(state, source, None, None)
         self.check_tokens(x)
         read = x if source is None else source
         self.check_tokens(read, key_mask, name="x" if source is None else "source")
-        at, read_at = self._positions(x, source, None, key_mask, positions, None)
+        if state is not None and self.form != "causal":
+            raise InputError(f"form={self.form!r} takes of whole sequences; give no state")
+        past, taps, clock = self._unwrapped(state, x, None)
+        at, read_at = self._positions(x, source, past, key_mask, positions, None)
+        if self.form == "causal":
+            q, k, _, taps = self._projected(x, taps, key_mask, None)
+        else:
+            q, k = self.split(self.q_proj(x)), self.split(self.k_proj(read))
         if self.rotation is not None:
-            at = read_at = walked(self.rotation(x), key_mask=key_mask)[0]
-        q, k = self.matched(x, read, key_mask)
-        return self.weigh(x, read, q, k, key_mask=key_mask, positions=at, source_positions=read_at)
+            at, clock = walked(self.rotation(x), clock, key_mask=key_mask)
+            read_at = at
+        o, after = self.weigh(
+            x,
+            read,
+            q,
+            k,
+            values,
+            past,
+            key_mask=key_mask,
+            positions=at,
+            source_positions=read_at,
+        )
+        return o, after if after is None else _wrapped(after, taps, clock)
+
+    def contributions(
+        self,
+        x: Float[Tensor, "b t d"],
+        at: int,
+        *,
+        source: Float[Tensor, "b s d"] | None = None,
+        key_mask: Bool[Tensor, "b _"] | None = None,
+        positions: Int[Tensor, "b t"] | None = None,
+    ) -> Float[Tensor, "b _ d"]:
+        """What each token contributes to what comes out, as `Attention.contributions` says."""
+        given: dict[str, Any] = {"source": source, "key_mask": key_mask, "positions": positions}
+        v = self._values_of(x if source is None else source, key_mask)
+        each = self.one_row(x, at, **given).unsqueeze(-1) * v
+        whole = each.sum(dim=2, keepdim=True).expand_as(each)
+        taker = x[:, [at]].expand(-1, v.shape[2], -1)
+        y = self.leave(each, taker, whole)
+        return y if self.o_proj.bias is None else y - self.o_proj.bias
+
+    def added(
+        self,
+        x: Float[Tensor, "b t d"],
+        *,
+        source: Float[Tensor, "b s d"] | None = None,
+        key_mask: Bool[Tensor, "b _"] | None = None,
+        positions: Int[Tensor, "b t"] | None = None,
+    ) -> Float[Tensor, "b h _ d"]:
+        """What the values of each token add, as `Attention.added` says."""
+        v = self._values_of(x if source is None else source, key_mask)
+        return self.through_projection(v, self.o_proj)
+
+    def _values_of(self, source: Tensor, key_mask: Tensor | None) -> Tensor:
+        """Values as they are attended to."""
+        if self.form == "causal":
+            return self._projected(source, None, key_mask, None)[2]
+        return self.split(self.v_proj(source))
 
     def weigh(
         self,
@@ -334,13 +515,15 @@ class DotProductAttention(Attention):
         source: Float[Tensor, "b s d"],
         q: Float[Tensor, "b h t w"],
         k: Float[Tensor, "b h s w"],
+        values: Float[Tensor, "b h s n"],
+        past: Any,
         *,
         key_mask: Bool[Tensor, "b s"] | None,
         positions: Where | None,
-        source_positions: Int[Tensor, "b s"] | Float[Tensor, "b h s p"] | None,
-    ) -> Float[Tensor, "b h t s"]:
-        """The weights of the source's tokens, from queries and keys; if causal, it is x itself."""
-        return super().weights(x)
+        source_positions: Int[Tensor, "b s"] | Float[Tensor, "b h s _"] | None,
+    ) -> tuple[Float[Tensor, "b h t n"], Recurrent | None]:
+        """What queries take of values that stand by the keys; if causal, the source is x itself."""
+        raise ConfigError(f"{type(self).__name__} cannot tell how much of each token it takes")
 
     def shares(
         self,
@@ -457,9 +640,24 @@ class DotProductAttention(Attention):
         return positions, None if source is None else token_positions(source, past, key_mask)
 
 
+def _wrapped(inner: Recurrent, taps: TapState | None, clock: ClockState | None) -> Recurrent:
+    """The state of an attention, with those of a rotation and a convolution before it."""
+    after = inner if clock is None else TurnedState.of(clock, inner)
+    return after if taps is None else ConvolvedState.of(taps, after)
+
+
 def placed(x: Float[Tensor, "b h t w"], at: Where) -> Float[Tensor, "b h t w"]:
     """Heads turned to where their tokens stand."""
     return turned(x, at) if at.is_floating_point() else rotary(x, at)
+
+
+def rms_normed(
+    o: Float[Tensor, "*axes v"], whole: Float[Tensor, "*axes v"] | None, eps: float
+) -> Float[Tensor, "*axes v"]:
+    """Values over their root mean square, or a part of them over that of the whole."""
+    if whole is None:
+        return F.rms_norm(o, o.shape[-1:], eps=eps)
+    return o * (whole.square().mean(dim=-1, keepdim=True) + eps).rsqrt()
 
 
 def check_alibi(alibi: bool, form: Form) -> None:

@@ -22,10 +22,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from leap.errors import ConfigError
-from leap.layers.attention import DotProductAttention, Where, one_hot_values
+from leap.layers.attention import DotProductAttention, Where, rms_normed
 from leap.layers.equalise import Learned
 from leap.ops.delta import DeltaState, causal_delta_attention
-from leap.ops.state import accumulator
+from leap.ops.state import Recurrent, accumulator
 
 RATES = (1.0, 16.0)  # e^A at the beginning.
 STEPS = (0.001, 0.1)  # softplus(dt) at the beginning.
@@ -101,10 +101,13 @@ class GatedDeltaAttention(DotProductAttention):
         )
 
     def finish(
-        self, o: Float[Tensor, "b h t v"], x: Float[Tensor, "b t d"]
+        self,
+        o: Float[Tensor, "b h t v"],
+        x: Float[Tensor, "b t d"],
+        whole: Float[Tensor, "b h t v"] | None = None,
     ) -> Float[Tensor, "b h t v"]:
         """Attended values, normed and gated."""
-        o = F.rms_norm(o, o.shape[-1:], eps=self.norm.eps) * self.norm.weight
+        o = rms_normed(o, whole, self.norm.eps or 0.0) * self.norm.weight
         o = o.to(x.dtype) * F.silu(self.split(self.output_gate_proj(x)))
         return F.dropout(o, self.dropout, self.training)
 
@@ -118,19 +121,15 @@ class GatedDeltaAttention(DotProductAttention):
         source: Float[Tensor, "b s d"],
         q: Float[Tensor, "b h t w"],
         k: Float[Tensor, "b h s w"],
+        values: Float[Tensor, "b h s n"],
+        past: Any,
         *,
         key_mask: Bool[Tensor, "b s"] | None,
         positions: Where | None,
-        source_positions: Int[Tensor, "b s"] | Float[Tensor, "b h s p"] | None,
-    ) -> Float[Tensor, "b h t s"]:
-        """The weights of the tokens of x, from its queries and keys.
-
-        What overwrites a value takes it off again, so they may be negative; their magnitudes sum
-        to 1, as the norm takes any scale away.
-        """
-        v = one_hot_values(x, self.n_head)
-        o, _ = self.attend_causally(x, q, k, v, None, key_mask=key_mask, positions=None)
-        return o / o.abs().sum(dim=-1, keepdim=True).clamp_min(torch.finfo(o.dtype).tiny)
+        source_positions: Int[Tensor, "b s"] | Float[Tensor, "b h s _"] | None,
+    ) -> tuple[Float[Tensor, "b h t n"], Recurrent | None]:
+        """What queries take of values; what overwrites a value takes it off again."""
+        return self.attend_causally(x, q, k, values, past, key_mask=key_mask, positions=None)
 
 
 class DecayGate(Learned):

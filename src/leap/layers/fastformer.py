@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from leap.errors import InputError
 from leap.layers.additive import Focus
-from leap.layers.attention import Attention, attend_packed, one_hot_values, one_of
+from leap.layers.attention import Attention, attend_packed, one_of
 from leap.ops.additive import additive_pool
 from leap.ops.state import Recurrent, State
 
@@ -100,17 +100,19 @@ class FastformerAttention(Attention):
         self.check_tokens(x, key_mask)
         return self._attend(x, key_mask)[1]
 
-    def weights(
+    def take(
         self,
         x: Float[Tensor, "b t d"],
+        values: Float[Tensor, "b h t p"],
+        state: State | None = None,
         *,
         key_mask: Bool[Tensor, "b t"] | None = None,
         positions: Int[Tensor, "b t"] | None = None,
-    ) -> Float[Tensor, "b h t t"]:
-        """The second focus, by which keys that met the mean query are averaged: one for all."""
+    ) -> tuple[Float[Tensor, "b h t p"], None]:
+        """The mean by the second focus, as of keys that met the mean query: one for all."""
         logits = self.focus(x, key_mask=key_mask).logits
-        shares = additive_pool(logits, one_hot_values(x, self.n_head), key_mask=key_mask)
-        return shares.unsqueeze(2).expand(-1, -1, x.shape[1], -1)
+        mean = additive_pool(logits, values, key_mask=key_mask)
+        return mean.unsqueeze(2).expand(-1, -1, x.shape[1], -1), None
 
     def _attend(self, x: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Focus]:
         q, k = self.q_proj(x), self.k_proj(x)
@@ -118,7 +120,9 @@ class FastformerAttention(Attention):
         global_q, query_logits = self._mean(q, self.q_score, key_mask)
         global_k, logits = self._mean(global_q * k, self.k_score, key_mask)
         y = F.dropout(self.t_proj(global_k * v), self.dropout, self.training)
-        return self.o_proj(y + q), Focus(logits, query_logits=query_logits)
+        return self.o_proj(y + q), Focus(
+            logits, self.split(global_q * k), query_logits=query_logits
+        )
 
     def _mean(
         self, x: Tensor, score: nn.Module, key_mask: Tensor | None

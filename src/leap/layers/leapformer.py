@@ -47,9 +47,9 @@ from leap.layers.attention import (
     Where,
     check_alibi,
     distance_slopes,
-    one_hot_values,
     one_of,
     placed,
+    rms_normed,
 )
 from leap.layers.gate import ForgetGate, Gate, check_gate
 from leap.layers.proportion import FixedProportion, LearnedProportion
@@ -64,7 +64,7 @@ from leap.ops.linear import (
 )
 from leap.ops.linear.parts import unit_scale
 from leap.ops.staircase import staircase_linear_attention
-from leap.ops.state import accumulator, count_tokens, mask_tokens
+from leap.ops.state import Recurrent, accumulator, count_tokens, mask_tokens
 from leap.ops.travel import ClockState, clock, travelled, walked
 
 Proportion = Literal["travelled", "learned", "fixed", "none"]
@@ -334,33 +334,30 @@ class LeapformerAttention(DotProductAttention):
         source: Float[Tensor, "b s d"],
         q: Float[Tensor, "b h t w"],
         k: Float[Tensor, "b h s w"],
+        values: Float[Tensor, "b h s n"],
+        past: Any,
         *,
         key_mask: Bool[Tensor, "b s"] | None,
         positions: Where | None,
-        source_positions: Int[Tensor, "b s"] | Float[Tensor, "b h s p"] | None,
-    ) -> Float[Tensor, "b h t s"]:
-        """The weights of the source's tokens, from queries and keys; if causal, it is x itself.
-
-        With normaliser="norm", which takes any scale away, their magnitudes sum to 1.
-        """
-        v = one_hot_values(source, self.n_head)
+        source_positions: Int[Tensor, "b s"] | Float[Tensor, "b h s _"] | None,
+    ) -> tuple[Float[Tensor, "b h t n"], Recurrent | None]:
+        """What queries take of values that stand by the keys; if causal, the source is x itself."""
         if self.form == "causal":
-            o, _ = self.attend_causally(x, q, k, v, None, key_mask=key_mask, positions=positions)
-        else:
-            o, _ = self._take(
-                x,
-                source,
-                q,
-                k,
-                v,
-                None,
-                key_mask=key_mask,
-                positions=positions,
-                source_positions=source_positions,
+            return self.attend_causally(
+                x, q, k, values, past, key_mask=key_mask, positions=positions
             )
-        if self.norm is not None:
-            o = o / o.abs().sum(dim=-1, keepdim=True).clamp_min(torch.finfo(o.dtype).tiny)
-        return o
+        o, _ = self._take(
+            x,
+            source,
+            q,
+            k,
+            values,
+            None,
+            key_mask=key_mask,
+            positions=positions,
+            source_positions=source_positions,
+        )
+        return o, None
 
     def shares(
         self,
@@ -558,11 +555,14 @@ class LeapformerAttention(DotProductAttention):
         return weighted / denominator.clamp_min(self.eps)
 
     def finish(
-        self, o: Float[Tensor, "b h t v"], x: Float[Tensor, "b t d"]
+        self,
+        o: Float[Tensor, "b h t v"],
+        x: Float[Tensor, "b t d"],
+        whole: Float[Tensor, "b h t v"] | None = None,
     ) -> Float[Tensor, "b h t v"]:
         """Attended values as they leave the heads."""
         if self.norm is not None:
-            o = F.rms_norm(o, o.shape[-1:], eps=self.eps) * self.norm.weight
+            o = rms_normed(o, whole, self.eps) * self.norm.weight
         return F.dropout(o.to(x.dtype), self.dropout, self.training)
 
 

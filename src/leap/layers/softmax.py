@@ -9,6 +9,7 @@ Axes: b batch, h heads, t tokens, s source tokens, d hidden size, v width of a h
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -22,7 +23,6 @@ from leap.layers.attention import (
     Where,
     check_alibi,
     distance_slopes,
-    one_hot_values,
     placed,
 )
 from leap.layers.gate import ForgetGate, Gate, check_gate
@@ -32,6 +32,7 @@ from leap.ops.softmax import (
     softmax_attention,
     softmax_attention_reference,
 )
+from leap.ops.state import Recurrent
 
 
 class SoftmaxAttention(DotProductAttention):
@@ -171,21 +172,22 @@ class SoftmaxAttention(DotProductAttention):
         source: Float[Tensor, "b s d"],
         q: Float[Tensor, "b h t w"],
         k: Float[Tensor, "b h s w"],
+        values: Float[Tensor, "b h s n"],
+        past: Any,
         *,
         key_mask: Bool[Tensor, "b s"] | None,
         positions: Where | None,
-        source_positions: Int[Tensor, "b s"] | Float[Tensor, "b h s p"] | None,
-    ) -> Float[Tensor, "b h t s"]:
-        """The weights of the source's tokens, from queries and keys; if causal, it is x itself."""
-        v = one_hot_values(source, self.n_head)
-        q = _placed(q, positions).to(v.dtype)
-        k = _placed(k, source_positions).to(v.dtype)
+        source_positions: Int[Tensor, "b s"] | Float[Tensor, "b h s _"] | None,
+    ) -> tuple[Float[Tensor, "b h t n"], Recurrent | None]:
+        """What queries take of values that stand by the keys; if causal, the source is x itself."""
+        q = _placed(q, positions).to(values.dtype)
+        k = _placed(k, source_positions).to(values.dtype)
         if self.form == "causal":
             slopes, log_gate = self._slopes(x), self._log_gate(x)
             return causal_softmax_attention(
-                q, k, v, key_mask=key_mask, slopes=slopes, log_gate=log_gate
-            )[0]
-        return softmax_attention(q, k, v, key_mask=key_mask, window=self.window)
+                q, k, values, past, key_mask=key_mask, slopes=slopes, log_gate=log_gate
+            )
+        return softmax_attention(q, k, values, key_mask=key_mask, window=self.window), None
 
     def shares(
         self,
