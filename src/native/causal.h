@@ -50,8 +50,6 @@ struct Sums {
         left = 1;
         if (is_empty) {
             clear(near, s.state());
-            memset(far_kv, 0, width * s.e * sizeof(double));
-            memset(far_k, 0, width * sizeof(double));
         } else {
             memcpy(far_kv, a.kv + row * width * s.e, width * s.e * sizeof(double));
             memcpy(far_k, a.k_sum + row * width, width * sizeof(double));
@@ -89,9 +87,14 @@ struct Sums {
             for (int f = 0; f < s.f; f++) {
                 const float *from = near + (int64_t)(m * s.fp + f) * s.ep;
                 double *to = far_kv + (int64_t)(m * s.f + f) * s.e;
-                for (int e = 0; e < s.e; e++) to[e] = to[e] * left + from[e];
-                double &k = far_k[m * s.f + f];
-                k = k * left + near[(int64_t)s.F * s.ep + m * s.fp + f];
+                double &k = far_k[m * s.f + f], new_k = near[(int64_t)s.F * s.ep + m * s.fp + f];
+                if (is_empty) { /* Nothing was written there yet. */
+                    for (int e = 0; e < s.e; e++) to[e] = from[e];
+                    k = new_k;
+                } else {
+                    for (int e = 0; e < s.e; e++) to[e] = to[e] * left + from[e];
+                    k = k * left + new_k;
+                }
             }
         left = 1, is_empty = false;
     }

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from leap.errors import InputError
 from leap.ops import (
@@ -256,7 +257,7 @@ def test_the_compiler_finds_nothing_wrong_with_additive_attention(window, shapes
     focus, v = (x.requires_grad_() for x in call.inputs)
     past = [torch.rand(2, 3, 6, requires_grad=True), torch.rand(2, 3, 6, 8, requires_grad=True)]
     for given in ((None, None, None), (*past, torch.ones(2, 3, 6))):
-        torch.library.opcheck(additive.attend, (focus, v, call.mask, *given, window))
+        torch.library.opcheck(additive.attend_op, (focus, v, call.mask, *given, window))
 
 
 @pytest.mark.parametrize("outermost", [1, 2, 3])
@@ -302,7 +303,27 @@ def test_the_compiler_finds_nothing_wrong_with_the_op(gated, shapes_unchecked):
     fade = call.options.get("fade")
     rate, mask = None if fade is None else list(fade), call.options["key_mask"]
     arguments = q, k, v, x, y, given.get("gate"), mask, rate, kv, k_sum, "relu", True, 1e-6
-    torch.library.opcheck(causal.attend, arguments)
+    torch.library.opcheck(causal.attend_op, arguments)
+
+
+def test_who_follows_the_ops_of_torch_sees_one_for_a_call():
+    class Record(TorchDispatchMode):
+        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+            seen.append(str(op))
+            return op(*args, **(kwargs or {}))
+
+    seen: list[str] = []
+    q, k, v = (torch.rand(1, 2, 70, 8, requires_grad=True) for _ in "qkv")
+    expected = causal_linear_attention(q, k, v, backend="native")[0]
+    with Record():
+        followed = causal_linear_attention(q, k, v, backend="native")[0]
+    assert seen.count("leap.native_causal_linear_attention.default") == 1
+    assert torch.equal(followed, expected)
+    upstream = torch.randn_like(expected)
+    for one, other in zip(
+        *(torch.autograd.grad(o, (q, k, v), upstream) for o in (followed, expected)), strict=True
+    ):
+        assert torch.equal(one, other)
 
 
 def test_compiled_gives_the_same_bits(shapes_unchecked):

@@ -42,6 +42,7 @@ from leap.ops.derivatives import transformed
 from leap.ops.state import accumulator
 
 LARGEST = 1e15
+QUARTER_TURN = 1.5707962512969971  # The largest float32 below pi/2: no cosine comes out below 0.
 
 
 def relu(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
@@ -169,11 +170,8 @@ def proportional(
 
 def cosine(p: Float[Tensor, "*rows"]) -> Float[Tensor, "*rows 2"]:
     """`[sin, cos](pi/2 p)`: LeaPformer's re-weighting, x_i . y_j = cos(pi/2 (p_i - s_j))."""
-    angle = (math.pi / 2) * p
-    cos = angle.cos()
-    # A rounded pi/2 may be more than pi/2, where p = 1 would have a cosine just below 0. What lifts
-    # it to 0 leaves its gradient alone.
-    return torch.stack([angle.sin(), cos + cos.detach().neg().clamp_min(0)], dim=-1)
+    angle = p * (math.pi / 2 if p.dtype == torch.float64 else QUARTER_TURN)
+    return torch.stack([angle.sin(), angle.cos()], dim=-1)
 
 
 def widen(

@@ -291,7 +291,7 @@ def causal_proportional_attention(
         k,
         v,
         state,
-        reweighting=(cosine(p), cosine(s)),
+        reweighting=_turned(p, s),
         key_mask=key_mask,
         cu_seqlens=cu_seqlens,
         log_gate=log_gate,
@@ -302,6 +302,12 @@ def causal_proportional_attention(
         eps=eps,
         backend=backend,
     )
+
+
+def _turned(p: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+    """The re-weighting by proportions, both of them in one go."""
+    x, y = cosine(torch.stack([p, s])).unbind()
+    return x, y
 
 
 def causal_travelled_attention(

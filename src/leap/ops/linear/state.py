@@ -59,10 +59,10 @@ class LinearState(Recurrent):
         device: torch.device | str = "cpu",
     ) -> "LinearState":
         """The state before the first token."""
-        k = torch.zeros(batch, heads, features, dtype=finest(device), device=device)
+        zero = torch.zeros((), dtype=finest(device), device=device)  # One for all places.
         return cls(
-            kv=k.new_zeros(batch, heads, features, values),
-            k=k,
+            kv=zero.expand(batch, heads, features, values),
+            k=zero.expand(batch, heads, features),
             length=torch.zeros(batch, dtype=torch.long, device=device),
         )
 

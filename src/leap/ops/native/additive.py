@@ -11,6 +11,7 @@ from leap.ops.derivatives import differentiable_again, gradients, transformed
 from leap.ops.native.library import (
     Additive,
     address,
+    direct,
     like,
     refuses,
     run_additive,
@@ -29,8 +30,7 @@ def refusal(focus: Tensor, v: Tensor) -> str | None:
     return refuses((focus, v))
 
 
-@torch.library.custom_op("leap::native_additive_attention", mutates_args=())
-def attend(
+def _attend(
     focus: Tensor,
     v: Tensor,
     mask: Tensor | None,
@@ -52,8 +52,7 @@ def attend(
     return outputs
 
 
-@torch.library.custom_op("leap::native_additive_attention_backward", mutates_args=())
-def attend_backward(
+def _attend_backward(
     do: Tensor,
     dn_last: Tensor | None,
     dz_last: Tensor | None,
@@ -129,12 +128,18 @@ def _gradients(
     return torch.empty_like(focus), like(v, v), logit, values, mass
 
 
-@attend.register_fake
+attend_op = torch.library.custom_op("leap::native_additive_attention", _attend, mutates_args=())
+backward_op = torch.library.custom_op(
+    "leap::native_additive_attention_backward", _attend_backward, mutates_args=()
+)
+
+
+@attend_op.register_fake
 def _(focus, v, mask, past_focus, past_v, past_mass, window):  # type: ignore[no-untyped-def]
     return _outputs(v)
 
 
-@attend_backward.register_fake
+@backward_op.register_fake
 def _(do, dn, dz, focus, v, mask, past_focus, past_v, past_mass, o, m, z, window):  # type: ignore[no-untyped-def]
     return _gradients(focus, v, past_focus, past_v, past_mass)
 
@@ -161,4 +166,6 @@ def _sums(*inputs):  # type: ignore[no-untyped-def]
     return o, n_last, z_last
 
 
-attend.register_autograd(_differentiate, setup_context=_save)
+attend_op.register_autograd(_differentiate, setup_context=_save)
+attend_backward = direct(backward_op, _attend_backward)
+attend = direct(attend_op, _attend, _save, _differentiate)

@@ -16,6 +16,7 @@ from leap.ops.linear.parts import Tokens, mapped, without_pads
 from leap.ops.native.library import (
     Causal,
     address,
+    direct,
     like,
     refuses,
     run_causal,
@@ -40,8 +41,7 @@ def refusal(tokens: Tokens, log_gate: Tensor | None) -> str | None:
     return refuses((tokens.q, tokens.k, tokens.v))
 
 
-@torch.library.custom_op("leap::native_causal_linear_attention", mutates_args=())
-def attend(
+def _attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -73,8 +73,7 @@ def attend(
     return outputs
 
 
-@torch.library.custom_op("leap::native_causal_linear_attention_backward", mutates_args=())
-def attend_backward(
+def _attend_backward(
     do: Tensor,
     dkv: Tensor | None,
     dk_sum: Tensor | None,
@@ -177,12 +176,20 @@ def _gradients(
     return *inputs, k_sum.new_empty(*size, e), k_sum
 
 
-@attend.register_fake
+attend_op = torch.library.custom_op(
+    "leap::native_causal_linear_attention", _attend, mutates_args=()
+)
+backward_op = torch.library.custom_op(
+    "leap::native_causal_linear_attention_backward", _attend_backward, mutates_args=()
+)
+
+
+@attend_op.register_fake
 def _(q, k, v, x, y, log_gate, key_mask, rate, kv, k_sum, feature, normalise, eps):  # type: ignore[no-untyped-def]
     return _outputs(q, k, v, x)
 
 
-@attend_backward.register_fake
+@backward_op.register_fake
 def _(do, dkv, dk_sum, q, k, v, x, y, log_gate, mask, o, den, marks, rate, has_state, *others):  # type: ignore[no-untyped-def]
     return _gradients(q, k, v, x, y, log_gate, has_state)
 
@@ -215,4 +222,6 @@ def _plain(q, k, v, x, y, log_gate, key_mask, rate, kv, k_sum, feature, normalis
     return chunked.plain(*tokens, log_gate, rate, kv, k_sum, 64, normalise, eps)
 
 
-attend.register_autograd(_differentiate, setup_context=_save)
+attend_op.register_autograd(_differentiate, setup_context=_save)
+attend_backward = direct(backward_op, _attend_backward)
+attend = direct(attend_op, _attend, _save, _differentiate)

@@ -6,11 +6,10 @@ Axes: b batch, h heads, f features, e values, r rank.
 import torch
 from torch import Tensor
 
-from leap.ops.native.library import Step, address, like, run_step, side_by_side, view
+from leap.ops.native.library import Step, address, direct, like, run_step, side_by_side, view
 
 
-@torch.library.custom_op("leap::native_linear_attention_step", mutates_args=())
-def attend(
+def _attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -46,6 +45,12 @@ def _outputs(v: Tensor, kv: Tensor, k_sum: Tensor) -> tuple[Tensor, Tensor, Tens
     return like(v, v), kv.new_empty(kv.shape), k_sum.new_empty(k_sum.shape)
 
 
-@attend.register_fake
+attend_op = torch.library.custom_op("leap::native_linear_attention_step", _attend, mutates_args=())
+
+
+@attend_op.register_fake
 def _(q, k, v, x, y, log_gate, key_mask, kv, k_sum, normalise, eps):  # type: ignore[no-untyped-def]
     return _outputs(v, kv, k_sum)
+
+
+attend = direct(attend_op, _attend)
