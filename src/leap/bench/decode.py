@@ -87,14 +87,8 @@ class DecodeConfig(TurnsConfig):
         self.sizes()
 
     def sizes(self, **changes: Any) -> LeapformerConfig:
-        """The preset, without positions and with a whole softmax, which GPT-2 has as well."""
-        return preset(
-            self.preset,
-            position_embedding="none",
-            n_positions=max(*self.contexts, N_TOKENS_CHECKED) + 1,
-            adaptive_cutoffs=None,
-            **changes,
-        )
+        """The preset, for the longest context."""
+        return sizes(self.preset, max(*self.contexts, N_TOKENS_CHECKED) + 1, **changes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,24 +241,36 @@ class GPT2Decoder(Decoder):
 
 
 def _decoder(name: str, config: DecodeConfig) -> Decoder:
-    torch.manual_seed(config.seed)
+    kind = GPT2Decoder if name == GPT2 else Decoder
+    n_positions = config.sizes().n_positions
+    return kind(random_model(name, config.preset, n_positions, config.seed), config)
+
+
+def sizes(preset_name: str, n_positions: int, **changes: Any) -> LeapformerConfig:
+    """A preset, without positions and with a whole softmax, which GPT-2 has as well."""
+    fixed: dict[str, Any] = {"position_embedding": "none", "adaptive_cutoffs": None}
+    return preset(preset_name, n_positions=n_positions, **fixed, **changes)
+
+
+def random_model(name: str, preset_name: str, n_positions: int, seed: int) -> Any:
+    """A model of random weights: ours by the name of its attention, or GPT-2 of the same sizes."""
+    torch.manual_seed(seed)
     if name != GPT2:
-        ours = config.sizes(attention=name)
-        model = AutoModelForCausalLM.from_config(ours)  # type: ignore[no-untyped-call]
-        return Decoder(model, config)
-    sizes = config.sizes()
+        ours = sizes(preset_name, n_positions, attention=name)
+        return AutoModelForCausalLM.from_config(ours)  # type: ignore[no-untyped-call]
+    same = sizes(preset_name, n_positions)
     gpt2 = GPT2Config(
-        vocab_size=sizes.vocab_size,
-        n_embd=sizes.hidden_size,
-        n_layer=sizes.n_layer,
-        n_head=sizes.n_head,
-        n_inner=sizes.intermediate_size,
-        n_positions=sizes.n_positions,
-        activation_function=sizes.hidden_act,  # Its own is slower, and not what is compared.
+        vocab_size=same.vocab_size,
+        n_embd=same.hidden_size,
+        n_layer=same.n_layer,
+        n_head=same.n_head,
+        n_inner=same.intermediate_size,
+        n_positions=same.n_positions,
+        activation_function=same.hidden_act,  # Its own is slower, and not what is compared.
         bos_token_id=None,
         eos_token_id=None,
     )
-    return GPT2Decoder(GPT2LMHeadModel(gpt2), config)  # type: ignore[no-untyped-call]
+    return GPT2LMHeadModel(gpt2)  # type: ignore[no-untyped-call]
 
 
 @torch.no_grad()

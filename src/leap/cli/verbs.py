@@ -14,7 +14,7 @@ from typing import Any
 
 TASKS = {
     "backends": "What can compute the ops here, or why it cannot.",
-    "bench": "Speed and memory of attentions, of decoding and of streams.",
+    "bench": "Speed and memory of attentions, decoding, streams and the server.",
     "export": "Models as ONNX graphs, to run without torch.",
     "lm": "Language models: train, measure, write, explain.",
     "lra": "Long Range Arena: data, training, tables, speed.",
@@ -103,6 +103,15 @@ VERBS = {
                 ("bench decode --contexts 256 4096", "two contexts, in seconds"),
                 ("bench decode --models leapformer cosformer linear", "these, and no GPT-2"),
                 ("bench decode --preset 350m --contexts 1024", "at the size of GPT-2 medium"),
+            ],
+        ),
+        "serve": Verb(
+            config="leap.bench.serve.ServeBenchConfig",
+            run="leap.cli.bench.serve",
+            examples=[
+                ("bench serve", "1, 8 and 50 users of three models, in minutes"),
+                ("bench serve --users 4 --preset tiny", "a small model, in seconds"),
+                ("bench serve --models leapformer --soak 1800", "and half an hour of users"),
             ],
         ),
         "stream": Verb(
