@@ -203,12 +203,12 @@ def _results(
         soaks.append(soak(serve_random(names[0], config), names[0], config))
 
 
-def serve_random(name: str, config: ServeBenchConfig) -> StateModel | KeyValueModel:
+def serve_random(name: str, config: ServeBenchConfig) -> Any:
     """A model of random weights as the engine takes it."""
     made = random_model(name, config.preset, config.n_positions, config.seed)
     made = made.to(config.chosen_device())
     kind: Any = KeyValueModel if name == GPT2 else StateModel
-    served: StateModel | KeyValueModel = kind(made, byte_tokenizer(), name)
+    served: Any = kind(made, byte_tokenizer(), name)
     served.end = None  # Replies have the length that is asked for.
     return served
 
@@ -242,7 +242,7 @@ class Peak(Watch):
 
 
 def _serve(
-    served: StateModel | KeyValueModel,
+    served: Any,
     name: str,
     users: int,
     slots: int,
@@ -320,7 +320,7 @@ def _job(request: Request, take: Callable[[Event], None]) -> Job:
     )
 
 
-def soak(served: StateModel | KeyValueModel, name: str, config: ServeBenchConfig) -> SoakResult:
+def soak(served: Any, name: str, config: ServeBenchConfig) -> SoakResult:
     """Let users come, go and break off for some time, and compare what they get."""
     users = max(config.users)
     # So few states are kept that those of the beginning soon give way.
