@@ -34,6 +34,31 @@ def test_speed_is_relative_to_the_baseline_at_the_same_length(report):
         assert r.speed == taken[r.baseline, r.length, r.passes] / r.seconds
 
 
+def test_operations_are_those_of_the_products_in_chunks_of_64():
+    linear, leapformer = (
+        next(m for m in mechanisms() if m.name == name) for name in ("linear", "leapformer")
+    )
+    # A state of 16 x 16 added to and read; 65 / 2 tokens of a chunk met for scores and for values.
+    assert linear.operations(10, 16, backward=False) == 2 * 10 * (2 * 256 + 65 * 16)
+    assert leapformer.operations(10, 16, backward=False) == 2 * 10 * (4 * 256 + 65 * 16)
+    assert linear.operations(10, 16, backward=True) == 2 * 10 * (7 * 256 + 7 * 520)
+
+
+def test_speed_is_told_beside_that_of_a_matrix_product(report):
+    for r in report.results:
+        assert r.sgemm > 0 and r.copy > 0
+        if r.operations is None:
+            assert r.of_sgemm is None
+        else:
+            assert r.of_sgemm == r.operations / r.seconds / r.sgemm
+    assert {r.mechanism for r in report.results if r.operations} == {
+        "leapformer",
+        "cosformer",
+        "linear",
+        "linear-gated",
+    }
+
+
 def test_the_machine_is_described(report):
     assert report.machine["torch"] == torch.__version__
     assert report.machine["clock"] == "CPU time"

@@ -10,7 +10,7 @@ from leap.bench.run import Report, describe_machine
 from leap.reports.table import MIB
 
 
-def result(mechanism, length, seconds, speed, n_mib, passes="forward+backward"):
+def result(mechanism, length, seconds, speed, n_mib, passes="forward+backward", operations=None):
     return Result(
         mechanism=mechanism,
         baseline="softmax",
@@ -20,6 +20,10 @@ def result(mechanism, length, seconds, speed, n_mib, passes="forward+backward"):
         speed=speed,
         peak_bytes=n_mib * MIB,
         turns=(seconds, 2 * seconds),
+        operations=operations,
+        touched=10**6,
+        sgemm=1e9,
+        copy=1e9,
     )
 
 
@@ -46,6 +50,22 @@ def test_tables_give_speed_then_time_then_memory_of_what_training_takes_first():
     assert forward[1].rows[1] == ["leap-w64", "0.50", "1.0", "t^1.0"]
 
 
+def test_what_is_counted_is_told_as_a_share_of_a_matrix_product():
+    counted = result("linear", 1024, 0.1, 1.0, 4, operations=40_000_000)
+    _, share, *_ = reporting.tables(replace(make_report(), results=[counted]))
+    assert share.title == "forward+backward: speed as a share of a matrix product's"
+    assert share.rows == [["linear", "40 %"]]
+
+
+def test_the_roofline_shows_what_is_counted_under_what_the_machine_can_do():
+    counted = result("linear", 1024, 0.1, 1.0, 4, operations=40_000_000)
+    figure = reporting.roofline(replace(make_report(), results=[counted]))
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["copy, then sgemm", "linear"]
+    (_, line) = figure.axes[1].get_lines()[:2]
+    assert (line.get_xdata()[0], line.get_ydata()[0]) == (40, 0.4)
+
+
 def test_markdown_has_every_table_and_says_what_it_was_measured_on():
     text = reporting.page(make_report()).text
     assert text.startswith("Batch 1, 8 heads of 64, float32; CPU time on 1 thread of ")
@@ -64,6 +84,7 @@ def test_files_hold_everything(tmp_path):
     assert stored["results"][1]["turns"] == [0.05, 0.1]
     height, width, _ = imread(tmp_path / "attention.png").shape
     assert width >= 1200 and height >= 800
+    assert (tmp_path / "roofline.png").stat().st_size > 0
 
 
 def test_the_plot_names_its_axes_with_units_and_every_mechanism():

@@ -1,6 +1,7 @@
 """How fast each attention is, and how much memory it takes, against torch's own softmax attention.
 
-All mechanisms are measured in one run, by turns (see `leap.bench.run`).
+All mechanisms are measured in one run, by turns (see `leap.bench.run`). So is what the machine can
+do: the speed of torch's matrix product, and that of a copy.
 """
 
 from collections.abc import Iterator
@@ -32,6 +33,9 @@ from leap.reports.progress import Progress, silent
 Passes = Literal["forward", "forward+backward"]
 PASSES: tuple[Passes, ...] = ("forward", "forward+backward")
 
+SGEMM, COPY = "sgemm", "copy"
+SIDE = 1024  # Of the matrices that are multiplied.
+COPIED = 2**26  # Bytes: more than caches hold of one core's own.
 N_TOKENS_CHECKED = 150  # Past two chunks of 64, and short enough for the definition.
 
 
@@ -40,7 +44,8 @@ class BenchConfig(TurnsConfig):
     """Measure the time and memory of every attention against torch's scaled_dot_product_attention.
 
     Forward, and forward with backward, over a range of lengths. Each attention is first compared
-    with its definition. Prints tables; writes results.json, results.md and attention.png.
+    with its definition. Prints tables; writes results.json, results.md, attention.png and
+    roofline.png.
     """
 
     lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -93,6 +98,21 @@ class Result(Measured):
     passes: Passes
     speed: float
     """How many times as fast as the baseline."""
+    operations: int | None
+    """Floating-point operations of causal linear attention; None of all others."""
+    touched: int
+    """Bytes of inputs, outputs and their gradients, each counted once."""
+    sgemm: float
+    """Operations per second of a matrix product in float32, in the same turns."""
+    copy: float
+    """Bytes per second, read and written, of a copy, in the same turns."""
+
+    @property
+    def of_sgemm(self) -> float | None:
+        """Operations per second as a share of those of a matrix product."""
+        if self.operations is None:
+            return None
+        return self.operations / self.seconds / self.sgemm
 
 
 BenchReport = Report[BenchConfig, Result]
@@ -107,7 +127,7 @@ def measure(config: BenchConfig, progress: Progress = silent) -> BenchReport:
 def _results(config: BenchConfig, progress: Progress) -> Iterator[Result]:
     chosen = config.chosen_mechanisms()
     lengths = sorted(set(config.lengths))
-    n_cases = len(lengths) * len(PASSES) * len(chosen)
+    n_cases = len(lengths) * len(PASSES) * (len(chosen) + len(_ceilings(config)))
     steps = Steps(progress, total=len(chosen) + 2 * n_cases)
     inputs = _make_inputs(config, N_TOKENS_CHECKED)
     for mechanism in chosen:
@@ -128,17 +148,33 @@ def _measure_together(
     inputs: dict[str, Tensor],
     steps: Steps,
 ) -> Iterator[Result]:
-    calls = {m.name: _call(m, passes, inputs) for m in chosen}
+    ceilings = _ceilings(config)
+    calls = {m.name: _call(m, passes, inputs) for m in chosen} | ceilings
     measured = measure_by_turns(calls, steps, f"{length} tokens, {passes}", config)
+    backward = passes == "forward+backward"
     for m in chosen:
+        operations = m.operations(length, config.width, backward=backward)
+        arguments = sum(inputs[name].nbytes for name in (*m.arguments, "upstream"))
         yield Result(
             mechanism=m.name,
             baseline=m.baseline,
             length=length,
             passes=passes,
             speed=measured[m.baseline].seconds / measured[m.name].seconds,
+            operations=None if operations is None else config.batch * config.heads * operations,
+            touched=2 * arguments if backward else arguments,
+            sgemm=2 * SIDE**3 / measured[SGEMM].seconds,
+            copy=2 * COPIED / measured[COPY].seconds,
             **vars(measured[m.name]),
         )
+
+
+def _ceilings(config: BenchConfig) -> dict[str, Call]:
+    """What nothing is faster than, as a rule: a matrix product, and a copy."""
+    device = config.chosen_device()
+    a, b = (torch.ones(SIDE, SIDE, device=device) for _ in "ab")
+    one, other = (torch.zeros(COPIED // 4, device=device) for _ in "ab")
+    return {SGEMM: partial(torch.mm, a, b), COPY: partial(one.copy_, other)}
 
 
 def _call(mechanism: Definition, passes: Passes, inputs: dict[str, Tensor]) -> Call:

@@ -6,13 +6,20 @@ from matplotlib.figure import Figure
 
 from leap.bench.attention import PASSES, BenchReport, Passes
 from leap.bench.report import Page, where
-from leap.reports.plots import Panel, lines_of, plot
-from leap.reports.table import MIB, Table, tabulate, times
+from leap.reports.plots import Line, Panel, lines_of, plot
+from leap.reports.table import MIB, Table, percent, tabulate, times
 
 
 def page(report: BenchReport) -> Page:
     """The tables, the plot and the sentence that go with the report."""
-    return Page("attention", report, describe(report), tables(report), draw(report))
+    return Page(
+        "attention",
+        report,
+        describe(report),
+        tables(report),
+        draw(report),
+        {"roofline": roofline(report)},
+    )
 
 
 def tables(report: BenchReport) -> list[Table]:
@@ -29,6 +36,8 @@ def _tables_of(report: BenchReport, passes: Passes) -> Iterator[Table]:
             {(r.mechanism, r.length): r.speed for r in compared},
             times,
         )
+    if counted := {(r.mechanism, r.length): r.of_sgemm for r in results if r.of_sgemm is not None}:
+        yield tabulate(f"{passes}: speed as a share of a matrix product's", counted, percent)
     yield tabulate(
         f"{passes}: milliseconds of {report.machine['clock']}",
         milliseconds(report, passes),
@@ -78,3 +87,31 @@ def draw(report: BenchReport) -> Figure:
     ]
     title = f"Attention against length\n{describe(report)}"
     return plot(panels, title, n_columns=len(PASSES), shared=True)
+
+
+def roofline(report: BenchReport) -> Figure:
+    """Operations per second against operations per byte, under what the machine can do."""
+    counted = [r for r in report.results if r.operations is not None]
+    panels = []
+    for passes in PASSES:
+        of_passes = [r for r in counted if r.passes == passes]
+        points: dict[str, list[tuple[float, float]]] = {}
+        for r in of_passes:
+            assert r.operations is not None
+            at = r.operations / r.touched, r.operations / r.seconds / 1e9
+            points.setdefault(r.mechanism, []).append(at)
+        sgemm = max((r.sgemm for r in of_passes), default=1.0)
+        copy = max((r.copy for r in of_passes), default=1.0)
+        roof = [(x, min(copy * x, sgemm) / 1e9) for x in (1.0, sgemm / copy, 100.0)]
+        lines = [Line(label=name, points=each) for name, each in points.items()]
+        panels.append(
+            Panel(
+                x="operations per byte of inputs and outputs",
+                y="GFLOP/s",
+                lines=[Line(label="copy, then sgemm", points=roof), *lines],
+                title=passes,
+                x_scale="log",
+                y_scale="log",
+            )
+        )
+    return plot(panels, f"Roofline\n{describe(report)}", n_columns=len(PASSES), shared=True)

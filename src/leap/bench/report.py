@@ -1,7 +1,7 @@
 """What a bench measured, as a page: a sentence, tables, a figure and all the numbers."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ class Page:
     description: str
     tables: list[Table]
     figure: Figure
+    more: Mapping[str, Figure] = field(default_factory=dict)
+    """Further plots, by the names of their files."""
 
     @property
     def text(self) -> str:
@@ -29,10 +31,10 @@ class Page:
         return markdown(self.description, *self.tables)
 
     def write(self, folder: Path) -> list[Path]:
-        """Write results.json, results.md and the plot, and tell where they are."""
+        """Write results.json, results.md and the plots, and tell where they are."""
         results = asdict(self.report)
-        files = {"results.json": results, "results.md": self.text, f"{self.name}.png": self.figure}
-        return write_report(folder, files)
+        figures = {f"{name}.png": x for name, x in {self.name: self.figure, **self.more}.items()}
+        return write_report(folder, {"results.json": results, "results.md": self.text, **figures})
 
 
 def where(machine: Mapping[str, str]) -> str:

@@ -27,6 +27,7 @@ from leap.ops import (
     linear_attention,
 )
 from leap.ops.features import position_proportion, proportional
+from leap.ops.linear import CHUNK_SIZE
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,22 @@ class Definition:
     can_have_window: bool = False
     window: int | None = None
     """How many tokens, the last being itself, a token sees; None for no limit."""
+    rank: int | None = None
+    """Numbers per token of the re-weighting, of causal linear attention; None of all others."""
+
+    def operations(self, tokens: int, width: int, *, backward: bool) -> int | None:
+        """Floating-point operations per head of causal linear attention, None of all others.
+
+        With chunks of C tokens, d wide, and a state of r parts, d x d each, a token is added to the
+        state and reads it, and meets half of its chunk twice, for scores and for values. Backward,
+        the state is computed again; queries, keys, values and the state have a gradient each; and
+        the scores are computed again, with gradients of scores, queries, keys and values.
+        """
+        if self.rank is None:
+            return None
+        state, chunk = max(self.rank, 1) * width**2, width * (CHUNK_SIZE + 1) // 2
+        products = (2 + 5, 2 + 5) if backward else (2, 2)
+        return 2 * tokens * (products[0] * state + products[1] * chunk)
 
     @property
     def baseline(self) -> str:
@@ -125,6 +142,7 @@ LEAPFORMER = (
         QKPSV,
         leapformer_scores,
         lambda q, k, p, s, v: causal_proportional_attention(q, k, v, p, s, feature="relu")[0],
+        rank=2,
     ),
     Definition(
         "leapformer-bidirectional",
@@ -136,14 +154,15 @@ LEAPFORMER = (
         causal=False,
     ),
 )
-COSFORMER = (Definition("cosformer", QKV, cosformer_scores, _cosformer),)
+COSFORMER = (Definition("cosformer", QKV, cosformer_scores, _cosformer, rank=2),)
 LINEAR = (
-    Definition("linear", QKV, linear_scores, _linear),
+    Definition("linear", QKV, linear_scores, _linear, rank=0),
     Definition(
         "linear-gated",
         ("q", "k", "gate", "v"),
         gated_scores,
         lambda q, k, gate, v: _linear(q, k, v, log_gate=gate),
+        rank=0,
     ),
 )
 LEAP = (Definition("leap", ("focus", "v"), leap_scores, _leap, can_have_window=True),)

@@ -55,6 +55,11 @@ def times(x: float | int) -> str:
     return f"{digits(x)}x"
 
 
+def percent(x: float | int) -> str:
+    """A share."""
+    return f"{100 * x:.0f} %"
+
+
 def optional(value: float | int | None, n_digits: int) -> str:
     """A number with so many digits behind the point; nothing for None."""
     return "" if value is None else f"{value:,.{n_digits}f}"
