@@ -54,6 +54,15 @@ def test_tables_are_printed_and_files_written(capsys, tmp_path):
     assert "16 tokens, forward+backward" in err
 
 
+def test_training_is_measured_and_files_written(capsys, tmp_path):
+    small = ["--lengths", "8", "--preset", "tiny", "--repeats", "1", "--models", "leap", "gpt2"]
+    code, out, _ = run(capsys, *small, "--output", str(tmp_path / "run"), verb="train")
+    assert code == 0
+    assert "speed-up over GPT-2" in out and "tokens per second" in out
+    for name in ("results.json", "results.md", "train.png"):
+        assert (tmp_path / "run" / name).stat().st_size > 0
+
+
 def test_decoding_is_measured_and_files_written(capsys, tmp_path):
     code, out, err = run(capsys, *SMALL_DECODE, "--output", str(tmp_path / "run"), verb="decode")
     assert code == 0

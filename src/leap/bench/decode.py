@@ -258,8 +258,13 @@ def random_model(name: str, preset_name: str, n_positions: int, seed: int) -> An
     if name != GPT2:
         ours = sizes(preset_name, n_positions, attention=name)
         return AutoModelForCausalLM.from_config(ours)  # type: ignore[no-untyped-call]
-    same = sizes(preset_name, n_positions)
-    gpt2 = GPT2Config(
+    gpt2 = gpt2_of_sizes(sizes(preset_name, n_positions))
+    return GPT2LMHeadModel(gpt2)  # type: ignore[no-untyped-call]
+
+
+def gpt2_of_sizes(same: LeapformerConfig, **changes: Any) -> GPT2Config:
+    """GPT-2 as wide and deep as one of our models."""
+    return GPT2Config(
         vocab_size=same.vocab_size,
         n_embd=same.hidden_size,
         n_layer=same.n_layer,
@@ -269,8 +274,8 @@ def random_model(name: str, preset_name: str, n_positions: int, seed: int) -> An
         activation_function=same.hidden_act,  # Its own is slower, and not what is compared.
         bos_token_id=None,
         eos_token_id=None,
+        **changes,
     )
-    return GPT2LMHeadModel(gpt2)  # type: ignore[no-untyped-call]
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from leap.bench.measure import Call
 from leap.bench.run import (
@@ -161,6 +161,11 @@ def make_call(
     if passes == "inference":
         texts = {name: x for name, x in inputs.items() if name != "labels"}
         return partial(_predict, model, texts)
+    return training_step(model, inputs)
+
+
+def training_step(model: nn.Module, inputs: dict[str, Tensor]) -> Call:
+    """Forward, backward and AdamW's update, to be made as often as one likes."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     step = partial(_step, model, optimizer, inputs)
     step()  # Makes what stays: gradients, and the optimiser's state.
@@ -174,7 +179,7 @@ def _predict(model: LeapformerForSequenceClassification, inputs: dict[str, Tenso
 
 
 def _step(
-    model: LeapformerForSequenceClassification,
+    model: nn.Module,
     optimizer: torch.optim.Optimizer,
     inputs: dict[str, Tensor],
 ) -> None:

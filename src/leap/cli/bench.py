@@ -13,6 +13,9 @@ from leap.bench.serve import ServeBenchConfig
 from leap.bench.serve import measure as measure_serve
 from leap.bench.stream import StreamBenchConfig
 from leap.bench.stream import measure as measure_stream
+from leap.bench.train import TrainBenchConfig
+from leap.bench.train import measure as measure_train
+from leap.bench.train import page as train_page
 from leap.cli.progress import progress_shown
 from leap.cli.table import show_table
 from leap.reports.files import write_report
@@ -31,6 +34,11 @@ def decode(config: DecodeConfig) -> None:
 def serve(config: ServeBenchConfig) -> None:
     """Measure, print the tables, and say where the files are."""
     run_bench(config, measure_serve, serve_report.page)
+
+
+def train(config: TrainBenchConfig) -> None:
+    """Measure, print the tables, and say where the files are."""
+    run_bench(config, measure_train, train_page)
 
 
 def stream(config: StreamBenchConfig) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 TASKS = {
     "backends": "What can compute the ops here, or why it cannot.",
-    "bench": "Speed and memory of attentions, decoding, streams and the server.",
+    "bench": "Speed and memory of attentions, training, decoding, streams and the server.",
     "export": "Models as ONNX graphs, to run without torch.",
     "lm": "Language models: train, measure, write, explain.",
     "lra": "Long Range Arena: data, training, tables, speed.",
@@ -112,6 +112,15 @@ VERBS = {
                 ("bench serve", "1, 8 and 50 users of three models, in minutes"),
                 ("bench serve --users 4 --preset tiny", "a small model, in seconds"),
                 ("bench serve --models leapformer --soak 1800", "and half an hour of users"),
+            ],
+        ),
+        "train": Verb(
+            config="leap.bench.train.TrainBenchConfig",
+            run="leap.cli.bench.train",
+            examples=[
+                ("bench train", "2 texts of 512 and of 2,048 tokens, in minutes"),
+                ("bench train --lengths 4096 --batch 1", "one longer text"),
+                ("bench train --models leapformer softmax gpt2", "these three"),
             ],
         ),
         "stream": Verb(
