@@ -5,7 +5,7 @@ Where to look:
     leap.ops      the mechanisms, functions of tensors `[batch, heads, tokens, width]`
     leap.layers   the same with their parameters, as torch modules
     leap.models   language models and classifiers, registered with Hugging Face's Auto classes
-    leap.explain  what a model attended to; `leap lm explain` on the command line
+    leap.explain  what a prediction rests on; `leap explain` on the command line
     leap.bench    speed and memory, measured; `leap bench` on the command line
 
 Importing this package imports neither torch nor transformers: a name below is loaded when it is

@@ -166,23 +166,6 @@ def test_generate_prints_the_prompt_the_text_and_the_speed(capsys, run_folder, t
     assert code == 0 and not out.startswith("Enter")
 
 
-def test_explain_prints_what_counts_most_and_where_the_page_is(capsys, run_folder, tmp_path):
-    code, out, err = run(
-        capsys, "explain", "--run", run_folder, "--prompt", "Enter", "--output", tmp_path
-    )
-    assert (code, err) == (0, "")
-    assert "what 'r' takes of each token" in out
-    assert "layer 0: leapformer  (most: '" in out and "through all layers  (most: '" in out
-    assert f"wrote {tmp_path / 'explain.html'}" in out
-
-
-def test_on_a_terminal_the_text_is_tinted(capsys, run_folder, tmp_path, monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    arguments = ["--run", run_folder, "--prompt", "Enter", "--output", tmp_path]
-    _, out, _ = run(capsys, "explain", *arguments)
-    assert "\x1b[" in out
-
-
 def test_compare_prints_the_table(capsys, play, tmp_path):
     flags = [flag if flag != "none" else "learned" for flag in SMALL]
     code, out, err = run(
@@ -228,9 +211,6 @@ def test_presets_are_listed(capsys, monkeypatch):
             ["generate", "--run", "nowhere", "--prompt", "a\udcff"],
             "--prompt='a\\udcff' is not text in UTF-8 (character 1); convert it",
         ),
-        (["explain", "--run", "nowhere", "--prompt", "\udcff"], "--prompt='\\udcff' is not text"),
-        (["explain", "--run", "nowhere", "--prompt", "a"], "no run folder at nowhere"),
-        (["explain", "--run", "nowhere", "--prompt", ""], "--prompt is empty; give a text"),
         (["compare", "--models", "gpt3"], "--models: 'gpt3': attention='gpt3' is none"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

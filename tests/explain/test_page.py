@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from leap.explain import Explanation
-from leap.explain.page import depths, explanation_page, importance_picture, tinted
+from leap.explain.page import Struck, depths, explanation_page, importance_picture, tinted
 
 PIECES = ["<start>", "a", "\n", "日本 $x$"]
 
@@ -16,11 +16,20 @@ def found():
 
 
 def test_a_page_needs_nothing_but_itself(found):
-    page = explanation_page(PIECES, found)
+    page = explanation_page(
+        PIECES,
+        found,
+        title="<b>next",
+        importance=[0.1, -0.2, 0.0, 0.4],
+        struck=[Struck(3, 0.4, 0.5, 0.1)],
+    )
+    assert "&lt;b&gt;next" in page and "<b>next" not in page
+    assert "<td>+0.400<td>0.500<td>0.100" in page
+    assert 'rgb(0 114 178 / 0.50)" title="-0.200">a<' in page
     assert "<script" not in page and "http" not in page
     assert "&lt;start&gt;" in page and "<start>" not in page
     assert "layer 0: leap, window of 4" in page and "layer 1: softmax" in page
-    assert page.count("<pre>") == 1 + 2 * (1 + 3)
+    assert page.count("<pre>") == 2 + 2 * (1 + 3)
     assert 'src="data:image/png;base64,' in page
 
 

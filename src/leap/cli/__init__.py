@@ -28,7 +28,7 @@ MODEL_NAMES = {
     "feed_forward_size": "intermediate_size",
 }
 """What the config of a model calls the setting of a flag."""
-LEARNING = ("lm", "lra", "simul")
+LEARNING = ("explain", "lm", "lra", "simul")
 """Tasks with an extra of the same name, for what they need besides the core."""
 
 

@@ -2,23 +2,17 @@
 
 from dataclasses import dataclass
 
-from rich.color import Color
-from rich.console import Console
-from rich.style import Style
-from rich.text import Text
 from transformers.utils import logging
 
 from leap.bench.decode import measure_models
 from leap.bench.measure import peak_bytes
 from leap.cli.progress import progress_shown
 from leap.cli.table import show_table, show_written
-from leap.explain.page import TINT, depths, shown
 from leap.reports.progress import named
 from leap.reports.table import Table
 from leap.tasks.lm import compare as comparing
 from leap.tasks.lm import demo as demonstrating
 from leap.tasks.lm import evaluate as evaluating
-from leap.tasks.lm import explain as explaining
 from leap.tasks.lm import mqar as pairing
 from leap.tasks.lm import recall as recalling
 from leap.tasks.lm import train as training
@@ -26,7 +20,6 @@ from leap.tasks.lm.compare import CompareConfig
 from leap.tasks.lm.data import Corpus
 from leap.tasks.lm.demo import DemoConfig
 from leap.tasks.lm.evaluate import EvalConfig
-from leap.tasks.lm.explain import ExplainConfig
 from leap.tasks.lm.model import preset_sizes
 from leap.tasks.lm.mqar import MqarConfig
 from leap.tasks.lm.recall import RecallConfig
@@ -149,35 +142,3 @@ def demo(config: DemoConfig) -> None:
     show_table(demonstrating.cost_table(learners))
     print(f"def {written.text}\n")
     print(f"wrote {config.output / 'report.html'}")
-
-
-def explain(config: ExplainConfig) -> None:
-    """Print the text tinted by importance, and say where the page is."""
-    explained = explaining.explain(config)
-    pieces, found = explained.pieces, explained.found
-    console = Console()
-    rows = [
-        (f"layer {i}: {name}", heads.mean(0).tolist())
-        for i, (name, heads) in enumerate(
-            zip(found.names, found.importance(config.token)[0], strict=True)
-        )
-    ]
-    rows.append(("through all layers", found.through_layers(config.token)[0].tolist()))
-    print(f"what {pieces[config.token]!r} takes of each token")
-    for name, weights in rows:
-        heaviest = sorted(range(len(pieces)), key=lambda i: -weights[i])[:4]
-        most = ", ".join(f"{pieces[i]!r} {weights[i]:.2f}" for i in heaviest)
-        print(f"\n{name}  (most: {most})")
-        if console.is_terminal:
-            console.print(_tinted(pieces, weights))
-    print()
-    show_written(config.output, ("explain.html", "explain.png", "explain.json"))
-
-
-def _tinted(pieces: list[str], weights: list[float]) -> Text:
-    """Black on white, whatever the terminal's colours, and the darker the more a piece weighs."""
-    text = Text()
-    for piece, depth in zip(pieces, depths(weights), strict=True):
-        shade = Color.from_rgb(*(255 - depth * (255 - channel) for channel in TINT))
-        text.append(shown(piece), Style(color="black", bgcolor=shade))
-    return text

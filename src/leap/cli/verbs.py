@@ -15,8 +15,9 @@ from typing import Any
 TASKS = {
     "backends": "What can compute the ops here, or why it cannot.",
     "bench": "Speed and memory of attentions, training, decoding, streams and the server.",
+    "explain": "What predictions rest on, where tokens stand.",
     "export": "Models as ONNX graphs, to run without torch.",
-    "lm": "Language models: train, measure, write, explain.",
+    "lm": "Language models: train, measure, write.",
     "lra": "Long Range Arena: data, training, tables, speed.",
     "serve": "A server for many users: completions, translation streams.",
     "simul": "Simultaneous translation: data, training, scores, streams.",
@@ -132,6 +133,34 @@ VERBS = {
             ],
         ),
     },
+    "explain": {
+        "text": Verb(
+            config="leap.tasks.explain.text.TextConfig",
+            run="leap.cli.explain.text",
+            examples=[
+                ("explain text --run runs/play 'Enter the'", "what the next token rests on"),
+                ("explain text --run runs/play 'Enter the king' --token 2", "or an earlier one"),
+                ("explain text --run runs/play 'Enter the' --html why.html", "as a page"),
+            ],
+        ),
+        "proportions": Verb(
+            config="leap.tasks.explain.proportions.ProportionsConfig",
+            run="leap.cli.explain.proportions",
+            examples=[
+                ("explain proportions --run runs/play", "places, gates and focus, by layer"),
+                ("explain proportions --run runs/play --quiet 40", "with a long quiet stretch"),
+                ("explain proportions --run runs/lra/text/leapformer/seed-0", "of a classifier"),
+            ],
+        ),
+        "faithfulness": Verb(
+            config="leap.tasks.explain.faithfulness.FaithfulnessConfig",
+            run="leap.cli.explain.faithfulness",
+            examples=[
+                ("explain faithfulness --run runs/play", "every method on 200 texts"),
+                ("explain faithfulness --run runs/play --methods weights random", "two methods"),
+            ],
+        ),
+    },
     "lm": {
         "train": Verb(
             config="leap.tasks.lm.train.TrainConfig",
@@ -165,14 +194,6 @@ VERBS = {
                 ("lm generate --run runs/play --prompt Enter", "200 tokens more"),
                 ("lm generate --run runs/play --state tale.safetensors", "begin a tale, or go on"),
                 ("lm generate --run runs/play --temperature 0", "always the likeliest token"),
-            ],
-        ),
-        "explain": Verb(
-            config="leap.tasks.lm.explain.ExplainConfig",
-            run="leap.cli.lm.explain",
-            examples=[
-                ("lm explain --run runs/play --prompt Enter", "what its last token attends to"),
-                ("lm explain --run runs/play --prompt Enter --token 2", "or the second one"),
             ],
         ),
         "compare": Verb(

@@ -30,8 +30,13 @@ class Explanation:
     names: tuple[str, ...]
     """What each layer is."""
 
-    def importance(self, at: int = -1) -> Float[Tensor, "b l h t"]:
-        """The share of each token in what the token `at`, by default the last, took."""
+    def importance(self, at: int | None = -1) -> Float[Tensor, "b l h t"]:
+        """The share of each token in what the token `at` took, by default the last; None for all.
+
+        A summary of weights; `leap.explain.importance` tells what a prediction rests on.
+        """
+        if at is None:
+            return self.weights.mean(dim=-2).abs()
         self._check(at)
         return self.weights[..., at, :].abs()
 
@@ -39,17 +44,18 @@ class Explanation:
         """How much of each token all tokens took together; 1 on average."""
         return self.weights.abs().sum(dim=-2)
 
-    def through_layers(self, at: int = -1) -> Float[Tensor, "b t"]:
+    def through_layers(self, at: int | None = -1) -> Float[Tensor, "b t"]:
         """How much of each token reaches the token `at` through all layers; sums to 1.
 
         Attention roll-out (Abnar and Zuidema, 2020): heads count the same, and half of what leaves
         a layer came past it, by the residual. A summary of the layers, not a measure of cause.
         """
-        self._check(at)
         shares = self.weights.abs().mean(dim=2)
         shares = shares / shares.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(shares.dtype).tiny)
-        reached = torch.zeros_like(shares[:, 0, 0])
-        reached[:, at] = 1
+        reached = torch.full_like(shares[:, 0, 0], 1 / shares.shape[-1])
+        if at is not None:
+            self._check(at)
+            reached.zero_()[:, at] = 1
         for layer in range(shares.shape[1] - 1, -1, -1):
             taken = (reached.unsqueeze(1) @ shares[:, layer]).squeeze(1)
             reached = (reached + taken) / 2

@@ -37,6 +37,8 @@ from leap.layers import Attention
 from leap.layers.convolution import ShortConvolution
 from leap.ops.convolution import causal_convolution
 
+DEFAULT = "roll-up"
+"""The method that was most faithful, see benchmarks/explain."""
 PATH_STEPS = 16
 """Points of the path of integrated gradients."""
 UNLEARNED = 982_451_653

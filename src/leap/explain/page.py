@@ -5,12 +5,16 @@ import html
 import io
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
 from leap.explain.attention import Explanation
+from leap.explain.trace import Trace
 
 TINT = (213, 94, 0)
+AGAINST = (0, 114, 178)
+"""Of what speaks against a prediction."""
 MOST_LABELS = 80
 """Tokens that a picture has room to name."""
 CSS = """
@@ -22,53 +26,89 @@ img { max-width: 100% }
 """
 
 
-def explanation_page(pieces: Sequence[str], found: Explanation, at: int = -1) -> str:
-    """A page on what one token attended to, that needs nothing but itself.
+@dataclass(frozen=True)
+class Struck:
+    """What becomes of a prediction without one of the tokens."""
+
+    token: int
+    importance: float
+    before: float
+    """Probability of what is predicted."""
+    after: float
+    """The same with the token struck out."""
+
+
+def explanation_page(
+    pieces: Sequence[str],
+    found: Explanation | Trace,
+    at: int | None = -1,
+    *,
+    title: str,
+    importance: Sequence[float],
+    struck: Sequence[Struck],
+) -> str:
+    """A page on what one prediction rests on, that needs nothing but itself.
 
     Args:
         pieces: the text of each token.
-        found: the explanation; of its texts the first is shown.
-        at: the token.
+        found: what layers attended to; of its texts the first is shown.
+        at: the token that predicts; None for all of them.
+        title: what is predicted.
+        importance: of each token, negative where it speaks against the prediction.
+        struck: what striking tokens out does.
     """
-    importance = found.importance(at)[0]
+    weights = found.importance(at)[0]
     layers = "".join(
         f"<h3>layer {i}: {html.escape(name)}</h3>{tinted(pieces, heads.mean(0).tolist())}"
         f"<details><summary>each head</summary>"
         + "".join(tinted(pieces, head.tolist()) for head in heads)
         + "</details>"
-        for i, (name, heads) in enumerate(zip(found.names, importance, strict=True))
+        for i, (name, heads) in enumerate(zip(found.names, weights, strict=True))
+    )
+    rows = "".join(
+        f"<tr><td>{html.escape(repr(pieces[each.token]))}<td>{each.token}"
+        f"<td>{each.importance:+.3f}<td>{each.before:.3f}<td>{each.after:.3f}"
+        for each in struck
     )
     picture = embedded(importance_picture(pieces, found, at))
     return f"""<!doctype html>
-<meta charset="utf-8"><title>What a model attended to</title>
+<meta charset="utf-8"><title>What a prediction rests on</title>
 <style>{CSS}</style>
-<h1>What {html.escape(repr(pieces[at]))} attended to</h1>
-<p>The share of each piece in what that token took; darker is more, and the number is told where the
-pointer rests.
-<h2>Through all layers</h2>
-{tinted(pieces, found.through_layers(at)[0].tolist())}
-<p>Layer upon layer, counting what passes by each of them (attention roll-out).
-<h2>Layer by layer</h2>
-<p>The mean of the heads, and each of them.
+<h1>{html.escape(title)}</h1>
+<p>What each token counts for it: orange speaks for it, blue against; darker is more, and the number
+is told where the pointer rests.
+{tinted(pieces, importance)}
+<h2>Without one of them</h2>
+<table><tr><th>token<th>place<th>importance<th>probability<th>without it{rows}</table>
+<h2>What layers attended to</h2>
+<p>The share of each token in what was taken: the mean of the heads, and each of them. These are
+weights, not causes.
 {layers}
+<h3>all layers (attention roll-out)</h3>
+{tinted(pieces, found.through_layers(at)[0].tolist())}
 <h2>At a glance</h2>
-<img alt="importance of each token in each layer" src="{picture}">
+<img alt="weight of each token in each layer" src="{picture}">
 """
 
 
 def tinted(pieces: Sequence[str], weights: Sequence[float]) -> str:
-    """Text with each piece the darker the more it weighs, as HTML."""
+    """Text with each piece the darker the more it weighs, as HTML; blue below 0."""
     spans = (
-        f'<span style="background: rgb({" ".join(map(str, TINT))} / {depth:.2f})" '
+        f'<span style="background: rgb({" ".join(map(str, tint(weight)))} / {abs(depth):.2f})" '
         f'title="{weight:.3f}">{html.escape(shown(piece))}</span>'
         for piece, weight, depth in zip(pieces, weights, depths(weights), strict=True)
     )
     return f"<pre>{''.join(spans)}</pre>"
 
 
+def tint(weight: float) -> tuple[int, int, int]:
+    """The colour of what speaks for a prediction, or against it."""
+    return AGAINST if weight < 0 else TINT
+
+
 def depths(weights: Sequence[float]) -> list[float]:
-    """How dark each is to be: 1 for the heaviest, 0 for nothing."""
-    most = max(weights, default=0.0)
+    """How dark each is to be: 1 or -1 for the heaviest, 0 for nothing."""
+    most = max(map(abs, weights), default=0.0)
     return [weight / most if most > 0 else 0.0 for weight in weights]
 
 
@@ -77,7 +117,9 @@ def shown(piece: str) -> str:
     return piece.replace("\n", "↵\n")
 
 
-def importance_picture(pieces: Sequence[str], found: Explanation, at: int = -1) -> bytes:
+def importance_picture(
+    pieces: Sequence[str], found: Explanation | Trace, at: int | None = -1
+) -> bytes:
     """Layers against tokens, as PNG: the mean of the heads, and in the last row all layers."""
     rows = [*found.importance(at)[0].mean(1).tolist(), found.through_layers(at)[0].tolist()]
     names = [f"{i}: {name}" for i, name in enumerate(found.names)] + ["all layers"]
@@ -92,7 +134,8 @@ def importance_picture(pieces: Sequence[str], found: Explanation, at: int = -1) 
         axes.set_xticks(range(len(pieces)), labels, rotation=90, fontsize=8)
     else:
         axes.set_xlabel("token")
-    axes.set_title(f"Share of each token in what {_label(pieces[at])} took", fontsize=11)
+    taker = "all tokens" if at is None else _label(pieces[at])
+    axes.set_title(f"Share of each token in what {taker} took", fontsize=11)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # What the font lacks is drawn as boxes.
         return png(figure)

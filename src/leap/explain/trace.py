@@ -49,6 +49,10 @@ class Trace:
             found.append(layer.taken(by=by, **given))
         return self._own(torch.stack(found, dim=1))
 
+    def importance(self, at: int | None = -1) -> Float[Tensor, "b l h t"]:
+        """The share of each token in what the token `at` took, as `Explanation.importance`."""
+        return self.rows(at).abs()
+
     def norms(self, at: int | None = -1) -> Float[Tensor, "b l t"]:
         """The rows, each weight times the length of what the values add to the residual stream.
 
