@@ -42,9 +42,12 @@ REFERENCE: dict[str, dict[str, list[str]]] = {
         "leap.tasks.simul.streaming.stream": [
             "load_trained",
             "Interpreter",
-            "Stream",
-            "StreamPool",
         ],
+    },
+    "runtime": {
+        "leap.runtime.writer": ["Writer", "Past", "Generated"],
+        "leap.runtime.streaming.stream": ["Interpreter", "Stream", "StreamPool"],
+        "leap.runtime.manifest": ["Manifest", "StateTensor", "GraphFile"],
     },
 }
 """Pages of the reference: modules, and the names of each; of none, those of its `__all__`."""

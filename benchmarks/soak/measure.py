@@ -24,11 +24,14 @@ from torch import Tensor
 
 from leap.bench.report import where
 from leap.bench.run import describe_machine
-from leap.models.fbank import LeapformerFeatureExtractor, Samples
+from leap.models.fbank import LeapformerFeatureExtractor
+from leap.runtime.fbank import Samples
+from leap.runtime.streaming.policies import read_policy
+from leap.runtime.streaming.stream import StreamPool
+from leap.runtime.streaming.vocabulary import EOS
 from leap.tasks.simul.model import ModelConfig, build_model
-from leap.tasks.simul.streaming.policies import read_policy
-from leap.tasks.simul.streaming.stream import Interpreter, StreamPool
-from leap.tasks.simul.vocabulary import EOS, train_vocabulary
+from leap.tasks.simul.streaming.stream import Interpreter
+from leap.tasks.simul.vocabulary import train_vocabulary
 
 WORDS = (
     "one two three four five six seven eight nine ten eins zwei drei vier sechs sieben acht neun"

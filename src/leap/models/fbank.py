@@ -15,17 +15,10 @@ from transformers import BatchFeature, SequenceFeatureExtractor
 
 from leap.errors import ConfigError, InputError
 from leap.extras import install_command
-
-Samples = Float[np.ndarray, " samples"]
-Frames = Float[np.ndarray, "frames bins"]
-
-FULL_SCALE = 32768
-"""Kaldi's largest sample; ours is 1."""
-LOUDEST = 32.0
-"""Sample that cannot be meant to lie between -1 and 1."""
+from leap.runtime.fbank import FULL_SCALE, Extractor, Frames, Samples
 
 
-class LeapformerFeatureExtractor(SequenceFeatureExtractor):
+class LeapformerFeatureExtractor(Extractor, SequenceFeatureExtractor):
     """Makes `input_features` of sound, for `LeapformerForSpeechSeq2Seq`.
 
     Args:
@@ -112,100 +105,14 @@ class LeapformerFeatureExtractor(SequenceFeatureExtractor):
             return_tensors=return_tensors,
         )
 
-    def frames(self, sound: Any) -> Frames:
-        """Frames of a whole recording, not normalised; see `as_samples` for what it may be."""
-        return self._frames(np.concatenate([np.zeros(self.lead, np.float32), as_samples(sound)]))
-
-    def normalise(self, frames: Frames) -> Frames:
-        """Frames with the training data's mean and deviation taken out, if these are known."""
-        if self.mean is not None:
-            frames = frames - np.asarray(self.mean, np.float32)
-        if self.std is not None:
-            frames = frames / np.asarray(self.std, np.float32)
-        return frames
-
-    def energy(self, frames: Frames) -> Float[np.ndarray, " frames"]:
-        """Mean log energy of normalised frames; that of no sound at all is about -16."""
-        if self.std is not None:
-            frames = frames * np.asarray(self.std, np.float32)
-        if self.mean is not None:
-            frames = frames + np.asarray(self.mean, np.float32)
-        return frames.mean(axis=1)
-
-    def n_frames(self, n_samples: int) -> int:
-        """How many frames so many samples give."""
-        return max(0, (self.lead + n_samples - self._window) // self._step + 1)
-
-    def stream(self) -> "FrameStream":
-        """What makes the same frames of sound that is still arriving."""
-        return FrameStream(self)
-
-    @property
-    def _window(self) -> int:
-        return self.sampling_rate * 25 // 1000
-
-    @property
-    def _step(self) -> int:
-        return self.sampling_rate * 10 // 1000
-
-    def _frames(self, samples: Samples) -> Frames:
+    def raw_frames(self, samples: Samples) -> Frames:
+        """Frames of samples, as Kaldi makes them."""
         fbank = _kaldi().OnlineFbank(_options(self.sampling_rate, self.feature_size))
         fbank.accept_waveform(self.sampling_rate, (samples * FULL_SCALE).astype(np.float32))
         frames = np.empty((fbank.num_frames_ready, self.feature_size), np.float32)
         for i in range(len(frames)):
             frames[i] = fbank.get_frame(i)
         return frames
-
-
-class FrameStream:
-    """Frames of sound as it arrives, normalised: those of the whole recording, bit for bit.
-
-    Args:
-        extractor: that would make the frames of the whole.
-    """
-
-    def __init__(self, extractor: LeapformerFeatureExtractor) -> None:
-        self.extractor = extractor
-        self.rest = np.zeros(extractor.lead, np.float32)
-        """Samples that frames to come begin with: all there is to keep, to copy or to save."""
-
-    def push(self, samples: Samples) -> Frames:
-        """The frames that more sound completes, of which there may be none."""
-        sound = np.concatenate([self.rest, as_samples(samples)])
-        frames = self.extractor._frames(sound)
-        self.rest = sound[len(frames) * self.extractor._step :]
-        return self.extractor.normalise(frames)
-
-    def fork(self) -> "FrameStream":
-        """Another stream that goes on from here."""
-        other = FrameStream(self.extractor)
-        other.rest = self.rest.copy()
-        return other
-
-
-def as_samples(sound: Any) -> Samples:
-    """Samples from -1 to 1 as float32; integers of 16 bits are scaled, others must be that already.
-
-    A little more than 1, as resampling gives, is let pass.
-    """
-    samples = np.asarray(sound)
-    if samples.ndim != 1:
-        raise InputError(
-            f"a recording has one axis, but this has the shape {list(samples.shape)}; give one "
-            "channel"
-        )
-    if samples.dtype == np.int16:
-        return samples.astype(np.float32) / FULL_SCALE
-    limit = 1 if samples.dtype.kind in "iu" else LOUDEST
-    samples = samples.astype(np.float32)
-    if not np.isfinite(samples).all():
-        raise InputError("the recording holds samples that are no finite numbers")
-    if len(samples) and (loudest := float(np.abs(samples).max())) > limit:
-        raise InputError(
-            f"the recording holds a sample of {loudest:g}; give numbers from -1 to 1, or integers "
-            "of 16 bits (np.int16)"
-        )
-    return samples
 
 
 @lru_cache

@@ -1,6 +1,6 @@
 """States that belong together: all that a model keeps of some streams, a row for each."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,9 +30,10 @@ class States:
         """The same with other states for one part."""
         return States({**self.by_name, **{f"{part}-{i}": x for i, x in enumerate(states)}})
 
-    def select(self, rows: Tensor) -> "States":
+    def select(self, rows: Tensor | Sequence[int]) -> "States":
         """Some of the rows, in the given order."""
-        return self._map(lambda state: state.select(rows))
+        chosen = torch.as_tensor(rows, dtype=torch.long)
+        return self._map(lambda state: state.select(chosen))
 
     def concat(self, others: Iterable["States"]) -> "States":
         """The rows of these, then those of the others."""

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from leap.models.fbank import LeapformerFeatureExtractor
+from leap.runtime.streaming.vocabulary import EOS
 from leap.tasks.simul.corpora.corpus import Sentence
 from leap.tasks.simul.model import ModelConfig, build_model, save_model
-from leap.tasks.simul.vocabulary import EOS, train_vocabulary
+from leap.tasks.simul.vocabulary import train_vocabulary
 
 PAIRS = [
     ("twenty-one", "einundzwanzig"),

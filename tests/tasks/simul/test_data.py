@@ -9,12 +9,12 @@ from torch.testing import assert_close
 
 from leap.errors import ConfigError, InputError
 from leap.models.fbank import LeapformerFeatureExtractor
+from leap.runtime.streaming.vocabulary import EOS, PAD
 from leap.tasks.simul.audio.features import SpecAugment, load_frames
 from leap.tasks.simul.audio.files import Audio, write_sound
 from leap.tasks.simul.corpora.corpus import Sentence
 from leap.tasks.simul.data import Collate, Drawn, SpeechPairs, TextPairs, TokenBatches, collate
 from leap.tasks.simul.paths import Paths
-from leap.tasks.simul.vocabulary import EOS, PAD
 
 
 class Sized:

@@ -10,6 +10,8 @@ import pytest
 
 from leap.cli import main
 from leap.errors import ConfigError, InputError
+from leap.runtime.streaming.policies import WaitK
+from leap.runtime.streaming.stream import LONGEST_WORD
 from leap.tasks.simul import evaluate as evaluating
 from leap.tasks.simul import prepare as preparing
 from leap.tasks.simul.audio.files import Audio, write_sound
@@ -27,8 +29,7 @@ from leap.tasks.simul.prepare import PrepareConfig, prepare
 from leap.tasks.simul.scoring.longform import join, sound_of, translate_long
 from leap.tasks.simul.scoring.metrics import Instance, Scores, read_instances, score
 from leap.tasks.simul.scoring.simuleval import write_simuleval
-from leap.tasks.simul.streaming.policies import WaitK
-from leap.tasks.simul.streaming.stream import LONGEST_WORD, load_trained
+from leap.tasks.simul.streaming.stream import load_trained
 
 pytestmark = pytest.mark.usefixtures("shapes_unchecked")  # Thousands of small steps.
 

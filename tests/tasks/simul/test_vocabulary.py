@@ -7,15 +7,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from leap.errors import ConfigError, FileError
-from leap.tasks.simul.vocabulary import (
-    BOS,
-    EOS,
-    PAD,
-    UNK,
-    load_vocabulary,
-    read_vocabulary,
-    train_vocabulary,
-)
+from leap.runtime.streaming.vocabulary import BOS, EOS, PAD, UNK
+from leap.tasks.simul.vocabulary import load_vocabulary, read_vocabulary, train_vocabulary
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("one und (z\t  .,-"))
 

@@ -25,11 +25,12 @@ from torch.utils.data import Dataset
 
 from leap.errors import ConfigError, InputError
 from leap.models.fbank import LeapformerFeatureExtractor
+from leap.runtime.streaming.vocabulary import EOS, PAD
 from leap.tasks.simul.audio.features import SpecAugment, load_frames
 from leap.tasks.simul.audio.files import Audio
 from leap.tasks.simul.corpora.corpus import Sentence
 from leap.tasks.simul.paths import Paths, wait_schedule
-from leap.tasks.simul.vocabulary import EOS, PAD, Vocabulary
+from leap.tasks.simul.vocabulary import Vocabulary
 
 IGNORED = -100
 """The label that no loss looks at."""

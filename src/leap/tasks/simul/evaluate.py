@@ -33,9 +33,9 @@ from leap.errors import ConfigError, LeapError
 from leap.reports.files import write_json, write_whole
 from leap.reports.progress import Progress, Status, silent
 from leap.reports.table import Table, csv_table, markdown
-from leap.tasks.simul.audio.pauses import Pauses
+from leap.runtime.streaming.pauses import Pauses
+from leap.runtime.streaming.policies import Offline, Wait, read_policy, waiting
 from leap.tasks.simul.corpora.corpus import Sentence
-from leap.tasks.simul.paths import Wait
 from leap.tasks.simul.prepare import load_prepared
 from leap.tasks.simul.scoring import omnisteval
 from leap.tasks.simul.scoring.curves import families, plot_quality
@@ -59,7 +59,6 @@ from leap.tasks.simul.scoring.metrics import (
 )
 from leap.tasks.simul.scoring.resegment import check_size
 from leap.tasks.simul.scoring.simuleval import write_simuleval
-from leap.tasks.simul.streaming.policies import Offline, read_policy, waiting
 from leap.tasks.simul.streaming.stream import Interpreter, load_trained
 
 

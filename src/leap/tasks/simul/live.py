@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import TextIO
 
 from leap.errors import ConfigError, InputError
+from leap.runtime.streaming.pauses import Pauses, best_installed
+from leap.runtime.streaming.policies import Offline
+from leap.runtime.streaming.sources import check_word
+from leap.runtime.streaming.stream import Stream
 from leap.tasks.simul.audio.files import read_sound
 from leap.tasks.simul.audio.microphone import Heard, listen
-from leap.tasks.simul.audio.pauses import Pauses, best_installed
 from leap.tasks.simul.scoring.metrics import Amount, latency
-from leap.tasks.simul.streaming.policies import Offline
-from leap.tasks.simul.streaming.sources import check_word
-from leap.tasks.simul.streaming.stream import Interpreter, Stream, load_trained
+from leap.tasks.simul.streaming.stream import Interpreter, load_trained
 
 LONG = 200
 """States after which a sentence is taken for ended, unless told: 16 seconds of sound."""

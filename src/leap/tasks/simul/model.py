@@ -17,9 +17,10 @@ from leap.models import (
 )
 from leap.models.fbank import LeapformerFeatureExtractor
 from leap.reports.files import read_json
+from leap.runtime.streaming.vocabulary import BOS, EOS, PAD
 from leap.tasks.files import check_logits, check_one_run, check_weights, reading_model
 from leap.tasks.mechanism import AttentionOptions
-from leap.tasks.simul.vocabulary import BOS, EOS, PAD, Vocabulary, load_vocabulary
+from leap.tasks.simul.vocabulary import Vocabulary, load_vocabulary
 from leap.training import quiet
 
 Translator = LeapformerForSeq2SeqLM | LeapformerForSpeechSeq2Seq

@@ -4,18 +4,13 @@ A model that has met many of them serves many latencies (multi-path wait-k).
 """
 
 from dataclasses import dataclass
-from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from leap.errors import ConfigError
-
-Wait = int | Literal["offline"]
-"""How many source states a model is ahead of the target, in steps of the ratio; or all."""
-
-
-Count = TypeVar("Count", int, Tensor)
+from leap.runtime.streaming import policies
+from leap.runtime.streaming.policies import Wait
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,17 +53,7 @@ class Resolved:
     chunk_sizes: tuple[int, ...]
 
 
-def states_needed(token: Count, wait: int, ratio: int = 1) -> Count:
-    """Source states to read before a target token, counted from 0: g(t) = ratio (t + wait)."""
-    return ratio * (token + wait)
-
-
 def wait_schedule(n_tokens: int, wait: Wait, ratio: int = 1, chunk_size: int = 1) -> Tensor | None:
-    """How many source states each of so many target tokens sees; None for all.
-
-    That is `states_needed`, and as states come by the chunk, up to the end of the one that is in.
-    """
-    if wait == "offline" or not chunk_size:
-        return None
-    wanted = states_needed(torch.arange(n_tokens), wait, ratio)
-    return -(-wanted // chunk_size) * chunk_size
+    """How many source states each of so many target tokens sees; None for all."""
+    found = policies.wait_schedule(n_tokens, wait, ratio, chunk_size)
+    return None if found is None else torch.from_numpy(found)

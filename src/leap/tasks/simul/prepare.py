@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from leap.errors import ConfigError, FileError
-from leap.models.fbank import LeapformerFeatureExtractor, Samples
+from leap.models.fbank import LeapformerFeatureExtractor
 from leap.reports.files import write_whole
 from leap.reports.progress import Progress, silent
+from leap.runtime.fbank import Samples
+from leap.runtime.streaming.vocabulary import SPECIAL
 from leap.tasks.simul.audio.features import SpecAugment, load_sound
 from leap.tasks.simul.corpora.corpus import Corpus, Sentence, texts
 from leap.tasks.simul.corpora.covost import read_covost
@@ -45,7 +47,6 @@ from leap.tasks.simul.data import SpeechPairs, TextPairs
 from leap.tasks.simul.scoring.simuleval import write_simuleval
 from leap.tasks.simul.vocabulary import (
     SENTENCEPIECE,
-    SPECIAL,
     Vocabulary,
     load_vocabulary,
     read_vocabulary,

@@ -7,30 +7,25 @@ Special pieces come first, in fairseq's order: bos 0, pad 1, eos 2, unk 3.
 """
 
 import io
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from leap.errors import ConfigError, FileError
 from leap.extras import install_command
+from leap.runtime.streaming.vocabulary import BOS, EOS, PAD, SPACE, SPECIAL, UNK, Subwords
 from leap.tasks.files import first_line
 from leap.tasks.sentencepiece import read_sentencepiece
 
-BOS, PAD, EOS, UNK = range(4)
-SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
-SPACE = "▁"
-"""What a piece begins with where a word begins."""
 SENTENCEPIECE = "sentencepiece.model"
 """The name of the SentencePiece file in a vocabulary's folder, for other tools."""
 
 
-class Vocabulary:
+class Vocabulary(Subwords):
     """Pieces of words, as translation uses them.
 
     Args:
@@ -39,84 +34,14 @@ class Vocabulary:
     """
 
     def __init__(self, hugging_face: PreTrainedTokenizerFast, model: bytes) -> None:
+        super().__init__(hugging_face.backend_tokenizer)
         self.hugging_face = hugging_face
         self.model = model
-        self._backend: Tokenizer = hugging_face.backend_tokenizer
-        # So that a text about </s> does not end there.
-        self._backend.encode_special_tokens = True
-        self.pieces = [str(self._backend.id_to_token(i)) for i in range(len(hugging_face))]
-        """Every piece by its id."""
-
-    def __len__(self) -> int:
-        return len(self.pieces)
-
-    def encode(self, text: str) -> list[int]:
-        """Pieces of a sentence or a word, without an end.
-
-        Those of a sentence are those of its words, one after another.
-        """
-        return self.encode_all([text])[0]
-
-    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """The same of many sentences at once."""
-        # What Python takes for white space is the end of a word, whatever the normaliser thinks.
-        spaced = [" ".join(text.split()) for text in texts]
-        found = self._backend.encode_batch_fast(spaced, add_special_tokens=False)
-        return [encoding.ids for encoding in found]
-
-    def begins_word(self, piece: int) -> bool:
-        """Whether a word begins with this piece, so that the one before it is complete."""
-        return self.pieces[piece].startswith(SPACE)
-
-    def words(self) -> "Words":
-        """What puts pieces together to words, as they come."""
-        return Words(self)
-
-    def decode(self, pieces: Iterable[int]) -> str:
-        """The text that some pieces spell; special ones spell nothing."""
-        words = self.words()
-        return " ".join([word for piece in pieces for word in words.push(piece)] + words.finish())
-
-    def check_fits(self, size: int, what: str) -> None:
-        """Refuse a model that was made for another vocabulary.
-
-        Args:
-            size: how many pieces the model knows.
-            what: the model's name, for the error.
-        """
-        if size != len(self):
-            raise ConfigError(
-                f"{what} knows {size} pieces, but the vocabulary has {len(self)}; give the "
-                "vocabulary it was trained with"
-            )
 
     def save(self, folder: Path) -> None:
         """Write the vocabulary, for `load_vocabulary`, `AutoTokenizer` or SentencePiece to read."""
         self.hugging_face.save_pretrained(str(folder))
         (folder / SENTENCEPIECE).write_bytes(self.model)
-
-
-@dataclass
-class Words:
-    """Pieces in, words out, each as soon as it is complete. To fork it, copy `held`."""
-
-    vocabulary: Vocabulary
-    held: list[int] = field(default_factory=list)
-    """Pieces of the word that is not complete yet."""
-
-    def push(self, piece: int) -> list[str]:
-        """Take one more piece, and give the word that it completes, if it does."""
-        if piece in (BOS, PAD, EOS, UNK):
-            return []
-        complete = self.finish() if self.vocabulary.begins_word(piece) else []
-        self.held.append(piece)
-        return complete
-
-    def finish(self) -> list[str]:
-        """The last word, if there is one, since no piece follows."""
-        word = "".join(self.vocabulary.pieces[piece] for piece in self.held).replace(SPACE, "")
-        self.held = []
-        return [word] if word else []
 
 
 def train_vocabulary(

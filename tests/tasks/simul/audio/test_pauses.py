@@ -5,11 +5,11 @@ import pytest
 
 from leap.errors import ConfigError
 from leap.models.fbank import LeapformerFeatureExtractor
+from leap.runtime.streaming import pauses
+from leap.runtime.streaming.pauses import Silero, are_quiet, best_installed, make_detector
+from leap.runtime.streaming.sources import SpeechSource
 from leap.tasks.files import data_folder
-from leap.tasks.simul.audio import pauses
-from leap.tasks.simul.audio.pauses import Silero, are_quiet, best_installed, make_detector
 from leap.tasks.simul.corpora.prompts import SPEAKER, prompts_sound, read_prompts
-from leap.tasks.simul.streaming.sources import SpeechSource
 
 BANDS = {"mean": [12.0] * 80, "std": [3.0] * 80}
 

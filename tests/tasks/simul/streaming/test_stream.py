@@ -11,13 +11,14 @@ import torch
 
 from leap.errors import ConfigError, FileError, InputError
 from leap.models.fbank import LeapformerFeatureExtractor
-from leap.tasks.simul.audio.pauses import QUIET, are_quiet
+from leap.runtime.streaming import stream as streaming
+from leap.runtime.streaming.pauses import QUIET, are_quiet
+from leap.runtime.streaming.policies import AlignAtt, LocalAgreement, TailMass, read_policy
+from leap.runtime.streaming.sources import SILENCE, TextSource
+from leap.runtime.streaming.stream import StreamPool
+from leap.runtime.streaming.vocabulary import BOS, EOS, PAD, UNK
 from leap.tasks.simul.model import ModelConfig, build_model
-from leap.tasks.simul.streaming import stream as streaming
-from leap.tasks.simul.streaming.policies import AlignAtt, LocalAgreement, TailMass, read_policy
-from leap.tasks.simul.streaming.sources import SILENCE, TextSource
-from leap.tasks.simul.streaming.stream import Interpreter, StreamPool
-from leap.tasks.simul.vocabulary import BOS, EOS, PAD, UNK
+from leap.tasks.simul.streaming.stream import Interpreter
 
 SMALL = {"hidden_size": 16, "feed_forward_size": 16, "n_layer": 1, "encoder_layers": 1, "n_head": 2}
 DEEP = SMALL | {"n_layer": 2, "encoder_layers": 2}
@@ -488,7 +489,7 @@ def test_the_end_of_a_sentence_waits_for_no_word_where_none_can_change_it(vocabu
     assert source.pieces[-1] == EOS
     source.push("in the U.S. ")
     assert source.pieces[-1] != EOS
-    kept = SimpleNamespace(**source.kept())
+    kept = source.kept()
     restored = TextSource(vocabulary, reset=1000)
     restored.restore(kept)
     for each in (source, restored):

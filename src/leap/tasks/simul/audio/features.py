@@ -9,7 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from leap.errors import ConfigError, FileError, InputError
-from leap.models.fbank import Frames, LeapformerFeatureExtractor, Samples, as_samples
+from leap.models.fbank import LeapformerFeatureExtractor
+from leap.runtime.fbank import Frames, Samples, as_samples
 from leap.tasks.files import first_line
 from leap.tasks.simul.audio.files import RATE, Audio, read_frames, read_sound
 

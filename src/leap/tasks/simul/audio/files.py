@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from leap.errors import ConfigError, FileError
 from leap.extras import install_command
-from leap.models.fbank import Frames, Samples
+from leap.runtime.fbank import Frames, Samples
 from leap.tasks.files import first_line
 
 RATE = 16000

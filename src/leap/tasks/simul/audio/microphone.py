@@ -10,7 +10,7 @@ import numpy as np
 
 from leap.errors import ConfigError, LeapError
 from leap.extras import install_command
-from leap.models.fbank import Samples
+from leap.runtime.fbank import Samples
 from leap.tasks.files import first_line
 from leap.tasks.simul.audio.files import RATE, Resampler
 

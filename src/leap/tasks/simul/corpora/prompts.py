@@ -12,7 +12,7 @@ import tarfile
 from pathlib import Path
 
 from leap.errors import FileError
-from leap.models.fbank import Samples
+from leap.runtime.fbank import Samples
 from leap.tasks.files import data_folder, first_line
 from leap.tasks.simul.audio.files import decode_sound
 from leap.tasks.simul.corpora.corpus import Corpus, Reader, Sentence, with_held_out

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from leap.errors import ConfigError, FileError
-from leap.models.fbank import Samples
+from leap.runtime.fbank import Samples
 from leap.tasks.simul.audio.files import RATE, resample
 from leap.tasks.simul.corpora.corpus import Sentence
 

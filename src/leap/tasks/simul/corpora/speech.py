@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Literal
 
 from leap.errors import FileError
-from leap.models.fbank import Frames, LeapformerFeatureExtractor, Samples
+from leap.models.fbank import LeapformerFeatureExtractor
 from leap.reports.files import write_whole
 from leap.reports.progress import Progress, Status, silent
+from leap.runtime.fbank import Frames, Samples
 from leap.tasks.simul.audio.features import Statistics, load_frames
 from leap.tasks.simul.audio.files import Audio, write_frames, write_sound
 from leap.tasks.simul.corpora.corpus import Corpus, Reader, Sentence

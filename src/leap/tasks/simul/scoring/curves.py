@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.figure import Figure
 
 from leap.reports.plots import Line, Panel, plot
-from leap.tasks.simul.streaming.policies import Offline
+from leap.runtime.streaming.policies import Offline
 
 Point = tuple[float, float]
 """LAAL and BLEU."""

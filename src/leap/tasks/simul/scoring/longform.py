@@ -14,9 +14,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from leap.errors import ConfigError
-from leap.models.fbank import Samples
 from leap.reports.plots import Line, Panel, plot
 from leap.reports.table import KIB
+from leap.runtime.fbank import Samples
 from leap.tasks.simul.audio.files import read_sound
 from leap.tasks.simul.corpora.corpus import Sentence
 from leap.tasks.simul.scoring.metrics import Amount, Instance

@@ -17,13 +17,15 @@ sound.
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Literal
 
-import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
+import numpy as np
+from jaxtyping import Bool, Float, Int
 
 from leap.errors import ConfigError
-from leap.tasks.simul.paths import Wait, states_needed, wait_schedule
+
+Wait = int | Literal["offline"]
+"""How many source states a model is ahead of the target, in steps of the ratio; or all."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,12 @@ class Policy(ABC):
     def may_write(self, n_read: int, n_written: int) -> bool:
         """Whether one more piece may be written, after so many states and so many pieces."""
 
-    def trusts(self, attention: Float[Tensor, "b window"]) -> Bool[Tensor, " b"]:
+    def trusts(self, attention: Float[np.ndarray, "b window"]) -> Bool[np.ndarray, " b"]:
         """Whether pieces may stay that were found with this much attention to each of the last
         chunks, the newest first. Those of a policy that does not look at it always may."""
-        return torch.ones(len(attention), dtype=torch.bool, device=attention.device)
+        return np.ones(len(attention), bool)
 
-    def schedule(self, n_tokens: int, chunk_size: int) -> Tensor | None:
+    def schedule(self, n_tokens: int, chunk_size: int) -> Int[np.ndarray, " t"] | None:
         """How many states each target token sees, to train for this policy; None for all."""
         raise ConfigError(
             f"{self.name} decides as it goes, so there is no schedule to train; train with many "
@@ -86,9 +88,9 @@ class WaitK(Policy):
 
     def may_write(self, n_read: int, n_written: int) -> bool:
         """Whether the schedule is that far."""
-        return n_read >= states_needed(n_written, self.wait, self.ratio)
+        return n_read >= self.ratio * (n_written + self.wait)
 
-    def schedule(self, n_tokens: int, chunk_size: int) -> Tensor | None:
+    def schedule(self, n_tokens: int, chunk_size: int) -> Int[np.ndarray, " t"] | None:
         """How many states each target token sees."""
         return wait_schedule(n_tokens, self.wait, self.ratio, chunk_size)
 
@@ -106,7 +108,7 @@ class Offline(Policy):
         """No."""
         return False
 
-    def schedule(self, n_tokens: int, chunk_size: int) -> Tensor | None:
+    def schedule(self, n_tokens: int, chunk_size: int) -> Int[np.ndarray, " t"] | None:
         """All of them."""
         return wait_schedule(n_tokens, "offline", 1, chunk_size)
 
@@ -173,10 +175,10 @@ class AlignAtt(Adaptive):
         """As given."""
         return self.chunks
 
-    def trusts(self, attention: Float[Tensor, "b window"]) -> Bool[Tensor, " b"]:
+    def trusts(self, attention: Float[np.ndarray, "b window"]) -> Bool[np.ndarray, " b"]:
         """Whether the most attended chunk is older than those."""
-        before = 1 - attention.sum(dim=1, keepdim=True)
-        return torch.cat([attention, before], dim=1).argmax(dim=1) >= self.chunks
+        before = 1 - attention.sum(axis=1, keepdims=True)
+        return np.concatenate([attention, before], axis=1).argmax(axis=1) >= self.chunks
 
 
 @dataclass(frozen=True)
@@ -212,9 +214,23 @@ class TailMass(Adaptive):
         """The same."""
         return self.chunks
 
-    def trusts(self, attention: Float[Tensor, "b window"]) -> Bool[Tensor, " b"]:
+    def trusts(self, attention: Float[np.ndarray, "b window"]) -> Bool[np.ndarray, " b"]:
         """Whether the last few chunks have less than the share."""
-        return attention.sum(dim=1) < self.share
+        return attention.sum(axis=1) < self.share
+
+
+def wait_schedule(
+    n_tokens: int, wait: Wait, ratio: int = 1, chunk_size: int = 1
+) -> Int[np.ndarray, " t"] | None:
+    """How many source states each of so many target tokens sees; None for all.
+
+    That is g(t) = ratio (t + wait), t from 0, and as states come by the chunk, up to the end of the
+    one that is in.
+    """
+    if wait == "offline" or not chunk_size:
+        return None
+    wanted = ratio * (np.arange(n_tokens) + wait)
+    return -(-wanted // chunk_size) * chunk_size
 
 
 def waiting(wait: Wait, ratio: int = 1) -> Policy:

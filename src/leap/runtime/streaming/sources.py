@@ -4,21 +4,19 @@ However the input was cut when it came, the chunks are the same.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from leap.errors import ConfigError, InputError
-from leap.models.fbank import Frames, FrameStream, LeapformerFeatureExtractor
-from leap.tasks.simul.audio.pauses import Detector, Pauses, Quiet, make_detector
-from leap.tasks.simul.streaming.sentences import ends_sentence
-from leap.tasks.simul.vocabulary import EOS, Vocabulary
+from leap.runtime.fbank import Extractor, Frames, FrameStream
+from leap.runtime.streaming.pauses import Detector, Pauses, Quiet, make_detector
+from leap.runtime.streaming.sentences import ends_sentence
+from leap.runtime.streaming.vocabulary import EOS, Subwords
 
 LONGEST_WORD = 1000
 """Characters of a word of the source: longer ones are refused, lest one push takes minutes."""
@@ -34,7 +32,7 @@ SHORTEST = 10
 class Chunk:
     """What is to be read at once."""
 
-    content: Tensor
+    content: np.ndarray
     """Pieces `[n]`, or frames `[n, bins]`; of length 0 where there is only the end to tell."""
     n_states: int
     """How many states it becomes."""
@@ -65,7 +63,7 @@ class TextSource:
         language: ISO 639 code, for where sentences end.
     """
 
-    vocabulary: Vocabulary
+    vocabulary: Subwords
     chunk_size: int = 1
     reset: int | None = None
     language: str = "en"
@@ -108,18 +106,18 @@ class TextSource:
         if not 0 < size <= len(self.pieces):
             return None
         pieces = [self.pieces.popleft() for _ in range(size)]
-        return Chunk(torch.tensor(pieces), size, is_last=pieces[-1] == EOS)
+        return Chunk(np.array(pieces), size, is_last=pieces[-1] == EOS)
 
     def fork(self) -> "TextSource":
         """The same, to go another way."""
         return replace(self, pieces=self.pieces.copy())
 
-    def kept(self) -> dict[str, Tensor]:
+    def kept(self) -> dict[str, np.ndarray]:
         """All there is to save, each with a row for this stream."""
-        text = torch.tensor(list(self.begun.encode()), dtype=torch.uint8)
-        pieces = torch.tensor(list(self.pieces), dtype=torch.long)
-        last = torch.tensor(list(self.last.encode()), dtype=torch.uint8)
-        count = torch.tensor([self.n_pieces])
+        text = np.frombuffer(self.begun.encode(), np.uint8)
+        pieces = np.array(self.pieces, np.int64)
+        last = np.frombuffer(self.last.encode(), np.uint8)
+        count = np.array([self.n_pieces])
         return {
             "pieces": pieces[None],
             "begun": text[None],
@@ -127,12 +125,12 @@ class TextSource:
             "source_count": count[None],
         }
 
-    def restore(self, kept: Any) -> None:
+    def restore(self, kept: Mapping[str, np.ndarray]) -> None:
         """Go on from what was saved."""
-        self.pieces = deque(kept.pieces[0].tolist())
-        self.begun = bytes(kept.begun[0].tolist()).decode()
-        self.last = bytes(kept.last[0].tolist()).decode()
-        self.n_pieces = int(kept.source_count[0])
+        self.pieces = deque(kept["pieces"][0].tolist())
+        self.begun = kept["begun"][0].tobytes().decode()
+        self.last = kept["last"][0].tobytes().decode()
+        self.n_pieces = int(kept["source_count"][0, 0])
 
     def _add(self, word: str) -> None:
         if self.last and ends_sentence(self.last, word, self.language):
@@ -166,7 +164,7 @@ class SpeechSource:
 
     def __init__(
         self,
-        extractor: LeapformerFeatureExtractor,
+        extractor: Extractor,
         frames_per_state: int,
         chunk_size: int = 4,
         reset: int | None = None,
@@ -243,7 +241,7 @@ class SpeechSource:
         if self.is_ended and not len(self.frames):
             is_last = True
             self._begin()
-        return Chunk(torch.from_numpy(frames), n_states, is_last, is_heard)
+        return Chunk(frames, n_states, is_last, is_heard)
 
     def fork(self) -> "SpeechSource":
         """The same, to go another way."""
@@ -251,22 +249,22 @@ class SpeechSource:
         other.sound, other.detector = self.sound.fork(), self.detector.fork()
         return other
 
-    def kept(self) -> dict[str, Tensor]:
+    def kept(self) -> dict[str, np.ndarray]:
         """All there is to save, each with a row for this stream."""
         return {
-            "frames": torch.from_numpy(self.frames)[None],
-            "rest": torch.from_numpy(self.sound.rest.copy())[None],
-            "source_count": torch.tensor([[self.n_loud]]),
-            "quiet": torch.from_numpy(self.quiet.astype(np.uint8))[None],
+            "frames": self.frames[None],
+            "rest": self.sound.rest[None],
+            "source_count": np.array([[self.n_loud]]),
+            "quiet": self.quiet.astype(np.uint8)[None],
             **self.detector.kept(),
         }
 
-    def restore(self, kept: Any) -> None:
+    def restore(self, kept: Mapping[str, np.ndarray]) -> None:
         """Go on from what was saved."""
-        self.frames = kept.frames[0].numpy()
-        self.sound.rest = kept.rest[0].numpy()
-        self.n_loud = int(kept.source_count[0])
-        self.quiet = kept.quiet[0].numpy().astype(bool)
+        self.frames = kept["frames"][0]
+        self.sound.rest = kept["rest"][0]
+        self.n_loud = int(kept["source_count"][0, 0])
+        self.quiet = kept["quiet"][0].astype(bool)
         self.detector.restore(kept)
 
     def _pass_over_silence(self, size: int) -> None:

@@ -8,16 +8,15 @@ pieces, the end being one, are the likeliest on average.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-import torch
+import numpy as np
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
 
-from leap.models.states import States
-from leap.tasks.simul.vocabulary import EOS
+from leap.runtime.streaming.vocabulary import EOS
 
 Step = Callable[
-    [Int[Tensor, " b"], States, Bool[Tensor, " b"]], tuple[Float[Tensor, "b v"], States]
+    [Int[np.ndarray, " b"], Any, Bool[np.ndarray, " b"]], tuple[Float[np.ndarray, "b v"], Any]
 ]
 """Of the last pieces, the states before them and whether a row may end: scores of what follows, and
 the states after them."""
@@ -91,13 +90,13 @@ class _Search:
 
 
 def search(
-    step: Step, states: States, sentences: Sequence[Open], beam: int, spells: Callable[[int], bool]
+    step: Step, states: Any, sentences: Sequence[Open], beam: int, spells: Callable[[int], bool]
 ) -> list[list[int]]:
     """The pieces that complete each sentence.
 
     Args:
         step: the model.
-        states: a row for each sentence.
+        states: a row for each sentence, of which `select` gives some.
         sentences: where each of them is.
         beam: how many hypotheses are kept of each.
         spells: whether a piece says something, so that a sentence may end after it.
@@ -107,12 +106,14 @@ def search(
         for each in sentences
     ]
     begun = [i for i, one in enumerate(searches) if one.open]
-    states = states.select(torch.tensor(begun, dtype=torch.long))
+    states = states.select(begun)
     while rows := [(i, each) for i, one in enumerate(searches) for each in one.open]:
         last = [each.pieces[-1] if each.pieces else sentences[i].last for i, each in rows]
-        may_end = torch.tensor([each.is_said for _, each in rows])
-        scores, states = step(torch.tensor(last), states, may_end)
-        values, pieces = scores.log_softmax(dim=-1).topk(min(beam + 1, scores.shape[-1]))
+        may_end = np.array([each.is_said for _, each in rows])
+        scores, states = step(np.array(last), states, may_end)
+        scores = _log_softmax(scores)
+        pieces = np.argsort(-scores, axis=-1, kind="stable")[:, : beam + 1]
+        values = np.take_along_axis(scores, pieces, axis=-1)
         follow = zip(values.tolist(), pieces.tolist(), strict=True)
         candidates: dict[int, list[tuple[int, Hypothesis]]] = {i: [] for i, _ in rows}
         for place, ((i, each), found) in enumerate(zip(rows, follow, strict=True)):
@@ -125,5 +126,10 @@ def search(
         for i, found_of_row in candidates.items():
             ranked = sorted(found_of_row, key=lambda each: -each[1].score)
             kept += searches[i].take(ranked)
-        states = states.select(torch.tensor(kept, dtype=torch.long))
+        states = states.select(kept)
     return [list(one.best.pieces) if one.ended else [] for one in searches]
+
+
+def _log_softmax(scores: Float[np.ndarray, "b v"]) -> Float[np.ndarray, "b v"]:
+    top = scores.max(axis=-1, keepdims=True)
+    return scores - top - np.log(np.exp(scores - top).sum(axis=-1, keepdims=True))

@@ -4,17 +4,16 @@ Loudness needs nothing else, and takes any noise above it for speech. Silero's n
 (https://github.com/snakers4/silero-vad), where it is installed, tells voices from noise.
 """
 
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from jaxtyping import Bool
-from torch import Tensor
 
 from leap.errors import ConfigError
-from leap.models.fbank import Frames, LeapformerFeatureExtractor, Samples, as_samples
+from leap.runtime.fbank import Extractor, Frames, Samples, as_samples
 
 Pauses = Literal["loudness", "silero"]
 Quiet = Bool[np.ndarray, " n"]
@@ -48,11 +47,11 @@ class Loudness:
         """Itself, as it keeps nothing."""
         return self
 
-    def kept(self) -> dict[str, Tensor]:
+    def kept(self) -> dict[str, np.ndarray]:
         """Nothing."""
         return {}
 
-    def restore(self, kept: Any) -> None:
+    def restore(self, kept: Mapping[str, np.ndarray]) -> None:
         """Nothing to go on from."""
 
 
@@ -99,17 +98,17 @@ class Silero:
         other.__dict__.update(self.__dict__)
         return other
 
-    def kept(self) -> dict[str, Tensor]:
+    def kept(self) -> dict[str, np.ndarray]:
         """All there is to save, each with a row for this stream."""
         voices = np.append(self.voices, np.float32(self.next))
         parts = {"memory": self.memory[:, 0], "voices": voices, "sound": self.sound}
-        return {name: torch.from_numpy(part.copy())[None] for name, part in parts.items()}
+        return {name: part[None] for name, part in parts.items()}
 
-    def restore(self, kept: Any) -> None:
+    def restore(self, kept: Mapping[str, np.ndarray]) -> None:
         """Go on from what was saved."""
-        self.memory = kept.memory[0].numpy()[:, None]
-        self.sound = kept.sound[0].numpy()
-        *voices, following = kept.voices[0].tolist()
+        self.memory = kept["memory"][0][:, None]
+        self.sound = kept["sound"][0]
+        *voices, following = kept["voices"][0].tolist()
         self.voices, self.next = np.array(voices, np.float32), int(following)
 
     def _window(self) -> list[bool]:
@@ -127,7 +126,7 @@ class Silero:
 Detector = Loudness | Silero
 
 
-def make_detector(name: Pauses, extractor: LeapformerFeatureExtractor) -> Detector:
+def make_detector(name: Pauses, extractor: Extractor) -> Detector:
     """The detector of a new stream."""
     if name == "loudness":
         return Loudness()

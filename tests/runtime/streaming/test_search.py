@@ -2,13 +2,14 @@
 
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 
 from leap.models.states import States
 from leap.ops.state import State, state
-from leap.tasks.simul.streaming.search import Open, search
-from leap.tasks.simul.vocabulary import EOS
+from leap.runtime.streaming.search import Open, search
+from leap.runtime.streaming.vocabulary import EOS
 
 PIECES = range(EOS + 1, EOS + 4)
 SPACE = PIECES[0]
@@ -31,10 +32,10 @@ def model():
     asked = []
 
     def step(last, states, may_end):
-        past = (states["past"].written * size + last) % 997
-        scores = weights[past].clone()
-        scores[:, [i for i in range(size) if i != EOS and i not in PIECES]] = -torch.inf
-        scores[~may_end, EOS] = -torch.inf
+        past = (states["past"].written * size + torch.from_numpy(last)) % 997
+        scores = weights[past].numpy().copy()
+        scores[:, [i for i in range(size) if i != EOS and i not in PIECES]] = -np.inf
+        scores[~may_end, EOS] = -np.inf
         asked.append(len(last))
         return scores, States({"past": Past(past)})
 
@@ -53,8 +54,8 @@ def mean_score(step, sentence, number, pieces):
     """Of a piece, by the model, one after another."""
     total, states, is_said = 0.0, begin(number), sentence.is_said
     for last, piece in zip((sentence.last, *pieces), (*pieces, EOS), strict=True):
-        scores, states = step(torch.tensor([last]), states, torch.tensor([is_said]))
-        total += float(scores.log_softmax(dim=-1)[0, piece])
+        scores, states = step(np.array([last]), states, np.array([is_said]))
+        total += float(torch.from_numpy(scores).log_softmax(dim=-1)[0, piece])
         is_said |= spells(piece)
     return total / (len(pieces) + 1)
 

@@ -1,17 +1,17 @@
 """When to read and when to write."""
 
+import numpy as np
 import pytest
-import torch
 
 from leap.errors import ConfigError
-from leap.tasks.simul.paths import wait_schedule
-from leap.tasks.simul.streaming.policies import (
+from leap.runtime.streaming.policies import (
     AlignAtt,
     LocalAgreement,
     TailMass,
     read_policy,
     waiting,
 )
+from leap.tasks.simul.paths import wait_schedule
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 4])
@@ -43,16 +43,16 @@ def test_a_ratio_is_taken_where_the_name_tells_none():
 
 
 def test_attention_to_new_chunks_means_to_read_on():
-    attention = torch.tensor([[0.1, 0.1, 0.8], [0.1, 0.5, 0.4], [0.4, 0.3, 0.3]])
+    attention = np.array([[0.1, 0.1, 0.8], [0.1, 0.5, 0.4], [0.4, 0.3, 0.3]])
     assert AlignAtt(1).trusts(attention).tolist() == [True, True, False]
     assert AlignAtt(2).trusts(attention).tolist() == [True, False, False]
     assert TailMass(0.5).trusts(attention[:, :2]).tolist() == [True, False, False]
 
 
 def test_attention_to_what_is_older_than_the_window_is_trusted():
-    older, newer = torch.tensor([[0.01, 0.02, 0.02], [0.6, 0.1, 0.1]])
+    older, newer = np.array([[0.01, 0.02, 0.02], [0.6, 0.1, 0.1]])
     for policy in (AlignAtt(1, longest=3), AlignAtt(2, longest=3)):
-        assert policy.trusts(torch.stack([older, newer])).tolist() == [True, False]
+        assert policy.trusts(np.stack([older, newer])).tolist() == [True, False]
 
 
 def test_policies_that_look_at_the_model_have_no_more_pieces_than_states():
