@@ -1,11 +1,16 @@
 """What every test starts from: one thread, a fixed seed, and memory that shows when it is unset."""
 
 import inspect
+import os
 
 import jaxtyping
 import pytest
 import torch
 from hypothesis import settings
+
+# Triton looks at it once, when it is first imported: its kernels are interpreted in the tests.
+# With TRITON_INTERPRET=0 they run on the GPU that is here.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 torch.set_num_threads(1)
 # Memory a kernel forgot to write comes out as NaN instead of whatever happened to lie there.

@@ -1,14 +1,81 @@
+from fnmatch import fnmatch
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from leap.ops.backends import BACKENDS, using
+from leap.ops.triton.device import interpreted
+
+INTERPRETED = {
+    "test_linear.py": [
+        "test_causal_agrees_with_the_definition*-50-tokens-True*",
+        "test_proportional_is_the_plain_op_over_widened_features*-17-tokens*",
+        "test_the_floor_of_the_normaliser_holds_in_value_and_gradient*-True*",
+        "test_the_future_is_invisible*",
+        "test_tokens_that_remember_are_exact_among_those_that_forget*",
+        "test_a_fade_is_a_gate_that_never_changes*-9-True*",
+        "test_a_sequence_can_be_cut_anywhere*-True-13*",
+        "test_pads_change_nothing_for_real_tokens*-False-holes*",
+        "test_packed_sequences_do_not_see_each_other*-False*",
+        "test_scaling_a_query_changes_no_digit*",
+    ],
+}
+"""Promises that kernels are held to in the interpreter, which takes a second for each: by file."""
 
 
-@pytest.fixture(scope="module", params=["chosen", "torch"])
+def pytest_collection_modifyitems(config, items):
+    """Leave out what the interpreter would take too long for."""
+    left_out = [item for item in items if not _is_run(item)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if _is_run(item)]
+
+
+def _is_run(item):
+    if item.path.parent != Path(__file__).parent or "triton" not in item.name.split("[")[-1]:
+        return True
+    patterns = INTERPRETED.get(item.path.name)
+    return patterns is None or any(fnmatch(item.name, pattern) for pattern in patterns)
+
+
+@pytest.fixture(scope="module", params=["chosen", "torch", "triton"])
 def each_backend(request):
-    """A module's promises hold for the backend that is chosen here, and for torch."""
+    """A module's promises hold for the backend that is chosen here, for torch and for kernels."""
     if request.param == "chosen" and BACKENDS["native"].missing() is not None:
         pytest.skip("torch is the one that is chosen here")
+    if request.param == "triton":
+        if not interpreted():
+            pytest.skip("on the CPU kernels are interpreted")
+        request.getfixturevalue("interpreter")
     torch.compiler.reset()  # Each may compile as often as if it were alone.
     with using(None if request.param == "chosen" else request.param):
         yield
+
+
+@pytest.fixture(scope="module")
+def interpreter():
+    """Triton's kernels run here: interpreted, or on a GPU."""
+    if find_spec("triton") is None:
+        pytest.skip("Triton is not installed")
+    if interpreted():
+        _patch_once()
+
+
+def _patch_once():
+    """Let the interpreter patch its language once, and not at each call within a kernel."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang
+    if patch.__name__ == "once":
+        return
+    done = []
+
+    def once(function):
+        if not done:
+            done.extend(patch(each) for each in (function, tl.sum.fn))
+        return SimpleNamespace(restore=lambda: None)
+
+    interpreter._patch_lang = once

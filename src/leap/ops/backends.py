@@ -1,6 +1,7 @@
 """Which code answers a call: backends, each of which says what it takes and why it refuses.
 
     native      C++ for the CPU, compiled when the package is installed
+    triton      kernels for GPUs, compiled as they are called; by name interpreted on the CPU
     torch       operations of PyTorch; takes every call
     reference   the formulas as written, in O(t^2); answers only where it is asked for by name
     graph       operations that ONNX has too, without loops over tokens; only by name as well
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 
 from leap.errors import ConfigError, InputError
 from leap.ops.native import library
+from leap.ops.triton import device
 
 VARIABLE = "LEAP_BACKEND"
 
@@ -38,6 +40,10 @@ BACKENDS: dict[str, Backend] = {
         covers="on the CPU, float32 and bfloat16: causal linear attention, with gates per head; "
         "additive attention",
         missing=library.missing,
+    ),
+    "triton": Backend(
+        covers="on CUDA and ROCm: causal linear attention, with gates per head",
+        missing=device.missing,
     ),
     "torch": Backend(covers="every op, on any device: operations of PyTorch"),
     "reference": Backend(
@@ -77,6 +83,11 @@ def named() -> str | None:
 def traces() -> bool:
     """Whether a graph is being made, which has to serve any number of tokens."""
     return _named == "graph"
+
+
+def is_named(asked: str | None, name: str) -> bool:
+    """Whether the backend of this name is the one asked for with a call, or around it."""
+    return (named() if asked is None else asked) == name
 
 
 def choose(asked: str | None, refusals: Mapping[str, str | None]) -> str:

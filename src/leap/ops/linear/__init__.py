@@ -60,6 +60,7 @@ from leap.ops.native import step as native_step
 from leap.ops.packing import run_packed
 from leap.ops.state import as_given, count_tokens, finest, mask_tokens
 from leap.ops.travel import clock, travelled
+from leap.ops.triton import causal as triton
 
 __all__ = [
     "LinearState",
@@ -74,6 +75,8 @@ __all__ = [
 ]
 
 CHUNK_SIZE = 64
+KERNELS: dict[str, Any] = {"native": native, "triton": triton}
+"""Backends with kernels of causal attention, all of which are called alike."""
 
 Reweighting = tuple[Float[Tensor, "b h t r"], Float[Tensor, "b h _ r"]]
 """x of the queries and y of the keys: scores are multiplied by x_i . y_j."""
@@ -412,12 +415,18 @@ def _attend(
     if not tokens.q.shape[2]:
         return tokens.v, before
     no_state = None if state is None else "the formula begins a sequence, and a state was given"
-    refusals = {"native": native.refusal(tokens, log_gate), "reference": no_state}
+    is_named = backends.is_named(backend, "triton")
+    refusals = {
+        "native": native.refusal(tokens, log_gate),
+        "triton": triton.refusal(tokens, log_gate, is_named=is_named),
+        "reference": no_state,
+    }
     chosen = backends.choose(backend, refusals)
-    is_fused = chosen == "native" and feature in native.MAPS and tokens.q.shape[2] > 1
+    kernel = KERNELS.get(chosen) if tokens.q.shape[2] > 1 else None
+    is_fused = kernel is not None and feature in kernel.MAPS
     if feature is not None and not (is_fused and before.trail is None):
         tokens, feature = mapped(tokens, feature), None
-    if chosen != "native":
+    if chosen not in KERNELS:
         tokens = without_pads(tokens, key_mask)
     n_real = count_tokens(tokens.k, key_mask)
 
@@ -426,8 +435,9 @@ def _attend(
     elif chosen == "graph":
         gate = _gates(None, rate, tokens, key_mask) if rate is not None else log_gate
         o, after = at_once.attend(tokens, before, gate, n_real=n_real, normalise=normalise, eps=eps)
-    elif chosen == "native" and tokens.q.shape[2] > 1:
-        o, after = _natively(
+    elif kernel is not None:
+        o, after = _by_a_kernel(
+            kernel,
             tokens,
             before,
             log_gate,
@@ -465,7 +475,8 @@ def _attend(
     return o, after.after(before, **read, **{n: x for n, x in noted.items() if x is not None})
 
 
-def _natively(
+def _by_a_kernel(
+    kernel: Any,
     tokens: Tokens,
     before: LinearState,
     log_gate: Tensor | None,
@@ -477,12 +488,12 @@ def _natively(
     is_first: bool,
     eps: float,
 ) -> tuple[Tensor, LinearState]:
-    """Any tokens, by the native library, which reads pads as 0 itself."""
+    """Any tokens, by a kernel, which reads pads as 0 itself."""
     q, k, v, *weights = tokens
-    x, y = (None if each is None else each.float() for each in weights)
+    x, y = (None if each is None else each.to(precision(tokens)) for each in weights)
     gate = None if log_gate is None else log_gate.squeeze(-1)
     past = (None, None) if is_first else (before.kv, before.k)
-    o, _, kv, k_sum, _ = native.attend(
+    o, _, kv, k_sum, *_ = kernel.attend(
         q, k, v, x, y, gate, key_mask, rate, *past, feature, normalise, eps
     )
     n_real = count_tokens(k, key_mask)

@@ -207,7 +207,7 @@ def _differentiate(ctx, do, _dden, dkv, dk_sum, _dmarks):  # type: ignore[no-unt
     kv, k_sum, *saved = ctx.saved_tensors  # Once: checkpointing computes them anew at each look.
     if differentiable_again():
         given = *saved[:-3], ctx.rate, kv, k_sum, ctx.feature, ctx.normalise, ctx.eps
-        return gradients(_plain, given, (do, dkv, dk_sum))
+        return gradients(plain, given, (do, dkv, dk_sum))
     do = torch.zeros_like(saved[2]) if do is None else do
     options = ctx.rate, ctx.has_state, ctx.feature, ctx.normalise, ctx.eps
     grads = attend_backward(do, dkv, dk_sum, *saved, *options)
@@ -215,7 +215,7 @@ def _differentiate(ctx, do, _dden, dkv, dk_sum, _dmarks):  # type: ignore[no-unt
     return *inputs, None, None, dkv, dk_sum, None, None, None
 
 
-def _plain(q, k, v, x, y, log_gate, key_mask, rate, kv, k_sum, feature, normalise, eps):  # type: ignore[no-untyped-def]
+def plain(q, k, v, x, y, log_gate, key_mask, rate, kv, k_sum, feature, normalise, eps):  # type: ignore[no-untyped-def]
     """The attended values and the state after, by operations of torch alone."""
     tokens = Tokens(q, k, v, x, y)
     tokens = without_pads(tokens if feature is None else mapped(tokens, feature), key_mask)

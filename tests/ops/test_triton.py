@@ -1,0 +1,220 @@
+"""Promises of the Triton backend: the numbers of the others, on any device, and what it refuses."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from leap.errors import InputError
+from leap.ops import LinearState, causal_linear_attention
+from leap.ops.backends import BACKENDS, using
+from leap.ops.features import feature_map
+from leap.ops.tolerance import TOLERANCES, relative_error
+from leap.ops.triton import causal
+from leap.ops.triton.device import interpreted
+
+DOUBLE = torch.double
+PLACE = "cpu" if interpreted() else "cuda"
+
+
+def heads_side_by_side(*shape):
+    """Random numbers laid out as a projection leaves them."""
+    b, h, t, width = shape
+    return torch.randn(b, t, h, width).to(PLACE).transpose(1, 2)
+
+
+class Call:
+    """One call of causal linear attention, of inputs that every dtype holds."""
+
+    def __init__(
+        self, length, *, widths=(5, 3), rank=0, gated="none", masked=False, state=False, **options
+    ):
+        (f, e), (b, h) = widths, (1, 2)
+        q, k = (heads_side_by_side(b, h, length, f).abs() for _ in "qk")
+        self.inputs = {"q": q, "k": k, "v": heads_side_by_side(b, h, length, e)}
+        self.inputs = {name: x.bfloat16().half().float() for name, x in self.inputs.items()}
+        if rank:
+            self.inputs |= {name: torch.rand(b, h, length, rank) for name in "xy"}
+        if gated == "gates":
+            self.inputs["gate"] = -0.3 * torch.rand(b, h, length)
+        wide = f * max(rank, 1)
+        if state:
+            self.inputs |= {"kv": torch.rand(b, h, wide, e).double()}
+            self.inputs |= {"k_sum": 3 * torch.rand(b, h, wide).double()}
+        self.options = options | {
+            "key_mask": torch.rand(b, length).to(PLACE) < 0.7 if masked else None
+        }
+        if gated == "fade":
+            self.options["fade"] = (-0.05, -0.5)
+        self.inputs = {name: x.to(PLACE) for name, x in self.inputs.items()}
+        self.upstream = (
+            torch.randn(b, h, length, e),
+            0.01 * torch.randn(b, h, wide, e),
+            0.01 * torch.randn(b, h, wide),
+        )
+
+    def run(self, backend, dtype):
+        """The output and the sums of the state, and the gradients of all inputs, by name."""
+        total = torch.promote_types(dtype, torch.float32)
+        given = {
+            name: x.detach().to(dtype if name in "qkv" else total if name in "xygate" else DOUBLE)
+            for name, x in self.inputs.items()
+        }
+        given = {name: x.requires_grad_() for name, x in given.items()}
+        o, state = self.attend(backend, **given)
+        outputs = (o, state.kv, state.k)
+        assert [x.dtype for x in outputs] == [dtype, DOUBLE, DOUBLE]
+        upstream = [g.to(x) for g, x in zip(self.upstream, outputs, strict=True)]
+        grads = torch.autograd.grad(outputs, list(given.values()), upstream)
+        named = {f"d{name}": g for name, g in zip(given, grads, strict=True)}
+        return {"o": o, "state.kv": state.kv, "state.k": state.k} | named
+
+    def attend(self, backend, q, k, v, x=None, y=None, gate=None, kv=None, k_sum=None):
+        state = (
+            None
+            if kv is None
+            else LinearState(kv, k_sum, length=torch.zeros(len(q), dtype=torch.long, device=PLACE))
+        )
+        weights = None if x is None else (x, y)
+        return causal_linear_attention(
+            q, k, v, state, reweighting=weights, log_gate=gate, backend=backend, **self.options
+        )
+
+
+def assert_within_tolerance(found, exact, dtype):
+    limit = TOLERANCES[dtype]
+    for name, x in found.items():
+        allowed = limit.gradient if name.startswith("d") else limit.output
+        assert relative_error(x, exact[name]) <= allowed, name
+
+
+CALLS = {
+    "a token more than a block": {"length": 17},
+    "a token less than a chunk": {"length": 31, "rank": 3, "masked": True, "gated": "fade"},
+    "a chunk": {"length": 32, "rank": 1, "state": True, "normalise": False},
+    "three chunks": {"length": 65, "rank": 2, "gated": "gates", "masked": True, "state": True},
+    "several blocks of features and of values": {
+        "length": 18,
+        "widths": (66, 65),
+        "rank": 2,
+        "gated": "gates",
+        "state": True,
+    },
+    "a floor that holds": {"length": 20, "rank": 2, "eps": 4.0},
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_outputs_states_and_gradients_are_those_of_torch(call, interpreter):
+    call = Call(**CALLS[call])
+    assert_within_tolerance(call.run("triton", DOUBLE), call.run("torch", DOUBLE), DOUBLE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_low_precision_keeps_within_the_published_tolerance(dtype, interpreter):
+    call = Call(40, widths=(16, 16), rank=2, gated="gates", masked=True, state=True)
+    exact = call.run("torch", DOUBLE)
+    assert_within_tolerance(call.run("triton", dtype), exact, dtype)
+
+
+@pytest.mark.parametrize("feature", causal.MAPS)
+def test_a_fused_feature_map_is_the_map_itself(feature, interpreter):
+    call = Call(20, masked=True, feature=feature)
+    for name in "qk":
+        call.inputs[name] = torch.randn_like(call.inputs[name]).mul(2).round()  # Some are 0.
+    assert_within_tolerance(call.run("triton", DOUBLE), call.run("torch", DOUBLE), DOUBLE)
+
+
+def test_a_map_that_is_not_fused_is_applied_before(interpreter):
+    q, k, v = (heads_side_by_side(1, 2, 20, 4).double() for _ in "qkv")
+    phi = feature_map("exp")
+    expected, _ = causal_linear_attention(phi.query(q), phi.key(k), v, backend="torch")
+    actual, _ = causal_linear_attention(q, k, v, feature="exp", backend="triton")
+    assert_close(actual, expected)
+
+
+def test_what_stands_at_pads_does_not_matter(interpreter):
+    call = Call(20, rank=2, masked=True)
+    found = call.run("triton", DOUBLE)
+    pads = ~call.options["key_mask"][0]
+    for name in "kvy":
+        call.inputs[name][:, :, pads] = torch.nan
+    again = call.run("triton", DOUBLE)
+    assert_close(again, found, rtol=0, atol=0)
+    for name in ("dk", "dv", "dy"):
+        assert not again[name][:, :, pads].any()
+
+
+def test_large_denominators_do_not_spoil_half_precision_gradients(interpreter):
+    """They are some 60,000 here: their square, in float16, would be infinite."""
+    q, k, v = (heads_side_by_side(1, 2, 64, 16).abs().half() * 8 for _ in "qkv")
+    inputs = [x.detach().requires_grad_() for x in (q, k, v)]
+    o, _ = causal_linear_attention(*inputs, backend="triton")
+    upstream = torch.randn_like(o)
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    expected, _ = causal_linear_attention(*exact, backend="torch")
+    assert (q.double() @ k.double().mT).tril().sum(-1).max() > 60_000
+    assert relative_error(o, expected) <= TOLERANCES[torch.float16].output
+    for found, grad in zip(
+        torch.autograd.grad(o, inputs, upstream),
+        torch.autograd.grad(expected, exact, upstream.double()),
+        strict=True,
+    ):
+        assert relative_error(found, grad) <= TOLERANCES[torch.float16].gradient
+
+
+def test_second_derivatives_are_those_of_torch(interpreter):
+    call = Call(20, rank=2)
+    given = {name: x.double().requires_grad_() for name, x in call.inputs.items()}
+
+    def twice(backend):
+        o, _ = call.attend(backend, **given)
+        grads = torch.autograd.grad(o.square().sum(), list(given.values()), create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in grads), list(given.values()))
+
+    assert_close(twice("triton"), twice("torch"))
+
+
+def test_the_compiler_finds_nothing_wrong_with_the_custom_ops(interpreter, shapes_unchecked):
+    q, k, v = (heads_side_by_side(1, 1, 20, 4).abs().requires_grad_() for _ in "qkv")
+    x = torch.rand(1, 1, 20, 2, device=PLACE, requires_grad=True)
+    gate = torch.rand(1, 1, 20, device=PLACE).neg().requires_grad_()
+    args = (q, k, v, x, x, gate, None, None, None, None, None, True, 1e-6)
+    checks = ("test_schema", "test_faketensor", "test_autograd_registration")
+    torch.library.opcheck(causal.attend, args, test_utils=checks)
+
+
+def test_a_call_that_no_kernel_takes_says_why(interpreter, monkeypatch):
+    q, k, v = (heads_side_by_side(1, 2, 20, 4) for _ in "qkv")
+    with pytest.raises(InputError, match="gates per head, and not per feature"):
+        causal_linear_attention(q, k, v, log_gate=-q.abs(), backend="triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    q, k, v = (x.cpu() for x in (q, k, v))
+    with pytest.raises(InputError, match=r"'triton' cannot answer.* TRITON_INTERPRET=1"):
+        causal_linear_attention(q, k, v, backend="triton")
+
+
+def test_nobody_is_given_the_interpreter_unasked(interpreter, monkeypatch):
+    def fail(*args, **options):
+        raise AssertionError("a kernel ran")
+
+    monkeypatch.setattr(causal, "launch", fail)
+    q, k, v = (heads_side_by_side(1, 2, 20, 4).double() for _ in "qkv")
+    causal_linear_attention(q, k, v)
+    with using("triton"), pytest.raises(AssertionError, match="a kernel ran"):
+        causal_linear_attention(q, k, v)
+
+
+def test_what_is_not_here_is_said(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    if not torch.cuda.is_available():
+        assert "GPU" in BACKENDS["triton"].missing()
+    monkeypatch.setattr("leap.ops.triton.device.find_spec", lambda name: None)
+    assert "[triton]" in BACKENDS["triton"].missing()
+
+
+def test_importing_leap_does_not_import_triton():
+    code = "import sys, leap, leap.ops; assert 'triton' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
