@@ -1,5 +1,7 @@
 """Promises of the Triton backend: the numbers of the others, on any device, and what it refuses."""
 
+import json
+import os
 import subprocess
 import sys
 
@@ -13,8 +15,13 @@ from leap.ops.backends import BACKENDS, using
 from leap.ops.features import feature_map
 from leap.ops.tolerance import TOLERANCES, relative_error
 from leap.ops.triton import causal
+from leap.ops.triton.compile import TARGETS, Compiled
 from leap.ops.triton.device import interpreted
 
+KERNELS = {
+    *("decays", "chunk_states", "scan", "outputs", "divide"),
+    *("query_gradients", "key_gradients", "value_gradients", "gate_gradients"),
+}
 DOUBLE = torch.double
 PLACE = "cpu" if interpreted() else "cuda"
 
@@ -218,3 +225,28 @@ def test_what_is_not_here_is_said(monkeypatch):
 def test_importing_leap_does_not_import_triton():
     code = "import sys, leap, leap.ops; assert 'triton' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_kernel_compiles_for_every_gpu_and_fits_its_shared_memory(tmp_path):
+    pytest.importorskip("triton")
+    code = (
+        "import json; from dataclasses import asdict; from leap.ops.triton.compile import *; "
+        "print(json.dumps([asdict(made) for made in compile_all()]))"
+    )
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = [Compiled(**made) for made in json.loads(done.stdout)]
+    assert {made.target for made in found} == set(TARGETS)
+    for target, place in TARGETS.items():
+        names = {made.kernel for made in found if made.target == target}
+        assert names == KERNELS
+        assert max(made.shared for made in found if made.target == target) <= place.shared
+
+
+def test_the_command_names_the_gpus_that_it_knows():
+    command = [sys.executable, "-m", "leap.cli", "backends", "--compile", "abacus"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "no GPU is called 'abacus'" in done.stderr

@@ -57,8 +57,15 @@ def _run(arguments: Sequence[str]) -> None:
     start = "To begin, leap lm demo trains a small language model and reports on it."
     task, rest = _choose("leap", ABOUT, TASKS, arguments, closing=start, version=True)
     if task == "backends":
-        argparse.ArgumentParser(prog="leap backends", description=TASKS[task]).parse_args(rest)
-        return import_module("leap.cli.backends").show()
+        parser = argparse.ArgumentParser(prog="leap backends", description=TASKS[task])
+        parser.add_argument(
+            "--compile",
+            nargs="*",
+            metavar="GPU",
+            help="compile Triton's kernels for these GPUs, sm_90 say, or for all that are known, "
+            "and show what each takes; no GPU is needed",
+        )
+        return import_module("leap.cli.backends").show(parser.parse_args(rest).compile)
     if task in COMMANDS:
         return _do(task, COMMANDS[task], rest)
     summaries = {name: verb.summary for name, verb in VERBS[task].items()}

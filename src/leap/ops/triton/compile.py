@@ -14,17 +14,18 @@ and the operations over the peak rate of the device. No kernel was measured.
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from leap.ops.triton import device
-
-THREADS = 128  # Of a program: Triton's usual four warps of 32, and as many of AMD's are 256.
+from leap.errors import ConfigError
+from leap.ops.triton import causal, device
+from leap.ops.triton.device import BLOCK, CHUNK
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,64 @@ class Compiled:
     registers: int
     shared: int
     spilled: int
+    seconds: float
+    """An estimate for the workload below."""
+
+
+BATCH, HEADS, TOKENS, WIDTH, RANK = 8, 16, 4096, 64, 2
+WORKLOAD = f"batch {BATCH}, {HEADS} heads of width {WIDTH}, {TOKENS} tokens, rank {RANK}, bfloat16"
+"""What times are estimated for."""
+
+
+def compile_all(targets: Iterable[str] = tuple(TARGETS)) -> Iterator[Compiled]:
+    """Every kernel on every device, with all that it can be asked for."""
+    for target in targets:
+        if target not in TARGETS:
+            raise ConfigError(f"no GPU is called {target!r} here; there are {', '.join(TARGETS)}")
+        if device.interpreted():
+            raise ConfigError(f"{device.INTERPRET}=1 interprets kernels; unset it to compile them")
+        if find_spec("triton") is None:
+            raise ConfigError(str(device.missing()))
+        for noted in note(_calls, target):
+            yield compile_for(noted, target)
+
+
+def _calls() -> None:
+    """Each op once, forward and backward. Lengths change nothing."""
+    q, k, v = (torch.empty(1, 200, 2, WIDTH, dtype=torch.bfloat16).transpose(1, 2) for _ in "qkv")
+    x, y = (torch.empty(1, 2, 200, RANK) for _ in "xy")
+    gate, mask = torch.empty(1, 2, 200), torch.ones(1, 200, dtype=torch.bool)
+    given = q, k, v, x, y, gate, mask
+    kv, k_sum = torch.empty(1, 2, RANK * WIDTH, WIDTH).double(), torch.empty(1, 2, RANK * WIDTH)
+    state = kv, k_sum.double()
+    o, den, _, _, scale, rest = causal.attend(*given, None, *state, None, True, 1e-6)
+    saved = o, den, scale, rest
+    causal.attend_backward(o, *state, *state, *given, *saved, None, None, True, 1e-6)
+
+
+def _work(kernel: str) -> tuple[float, float]:
+    """Bytes that a kernel must move, and multiplications and additions of its products."""
+    n, f, wide, size = BATCH * HEADS * TOKENS, WIDTH, RANK * WIDTH, 2
+    states = 4 * n / CHUNK * wide * (f + 1)
+    seen = (CHUNK + BLOCK) / 2  # Keys of its chunk that a query sees, on average.
+    tokens, products = {
+        "chunk_states": (2 * f, 2 * wide * f),
+        "scan": (0, 0),
+        "outputs": (5 * f, seen * 3 * f + 2 * wide * f),
+        "divide": (3 * f, f),
+        "query_gradients": (5 * f, seen * 4 * f + 2 * wide * f),
+        "key_gradients": (5 * f, seen * 4 * f + 2 * wide * f),
+        "value_gradients": (4 * f, seen * 3 * f + 2 * wide * f),
+    }.get(kernel, (0, 0))
+    moved = {"scan": 2 * states, "divide": 0, "decays": 0, "gate_gradients": 0}.get(kernel, states)
+    per_token = 4 * 4  # Denominators, scales, gates.
+    return n * (tokens * size + per_token) + moved, 2 * n * products
+
+
+def _seconds(kernel: str, target: str) -> float:
+    place = TARGETS[target]
+    moved, operations = _work(kernel)
+    return max(moved / place.bandwidth, operations / (place.multiply_tf32 or place.multiply))
 
 
 def note(calls: Callable[[], None], target: str) -> list[Noted]:
@@ -118,7 +177,8 @@ def compile_for(noted: Noted, target: str) -> Compiled:
         place = GPUTarget("hip", target, TARGETS[target].warp)
     made = triton.compile(source, target=place, options=noted.settings)
     registers, spilled = _registers(made.asm)
-    return Compiled(noted.kernel.__name__, target, registers, made.metadata.shared, spilled)
+    name = noted.kernel.__name__
+    return Compiled(name, target, registers, made.metadata.shared, spilled, _seconds(name, target))
 
 
 def _registers(asm: Any) -> tuple[int, int]:

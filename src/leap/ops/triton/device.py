@@ -16,6 +16,7 @@ from torch import Tensor
 from leap.extras import install_command
 
 INTERPRET = "TRITON_INTERPRET"
+CHUNK, BLOCK = 128, 32  # Tokens from one state to the next, and of a program at a time.
 FUSED = {"enable_fp_fusion": True}  # a * b + c in one rounding: said, as Triton's default changes.
 Launch = tuple[Any, tuple[Any, ...], dict[str, Any], dict[str, Any]]
 """A kernel, its arguments, its options by name, and settings of the compiler."""
@@ -76,7 +77,7 @@ class Blocks:
         """For given queries, keys and values, by their dtypes and widths; never by their length."""
         double = any(x.dtype == torch.float64 for x in tensors)
         half = all(x.dtype in (torch.float16, torch.bfloat16) for x in tensors)
-        chunk, tokens = (64, 16) if double else (128, 32)
+        chunk, tokens = (64, 16) if double else (CHUNK, BLOCK)
         if interpreted():
             chunk, tokens = 32, 16  # Few tokens are then several chunks.
         f, e = (min(64, max(16, power_of_two(width))) for width in (features, values))
@@ -117,15 +118,21 @@ def noting(target: str) -> Iterator[list[Launch]]:
         _target = None
 
 
+def architecture() -> str | None:
+    """Of the device compiled for, or of AMD's here; None for others."""
+    if _target is not None or not torch.cuda.is_available() or torch.version.hip is None:
+        return _target
+    return torch.cuda.get_device_properties(0).gcnArchName.split(":")[0]
+
+
+def is_amd() -> bool:
+    """Whether the device, or the one compiled for, is one of AMD's."""
+    return (architecture() or "").startswith("gfx")
+
+
 def has_tf32() -> bool:
-    """Whether the device, or the one compiled for, multiplies TF32."""
-    if _target is not None:
-        arch = _target
-    elif torch.cuda.is_available() and torch.version.hip is not None:
-        arch = torch.cuda.get_device_properties(0).gcnArchName.split(":")[0]
-    else:
-        return True
-    return not arch.startswith("gfx") or arch == "gfx942"
+    """Whether it multiplies TF32."""
+    return not is_amd() or architecture() == "gfx942"
 
 
 def power_of_two(n: int) -> int:
@@ -147,8 +154,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
     """Run a kernel on the device of its first tensor."""
     if not all(grid):
         return
-    # Those that hold the most numbers, and so share out among more threads.
-    settings = {"num_warps": 8 if "BR" in options else 4, "num_stages": 2}
+    # Those that hold the most numbers share them out among more threads; AMD's have more registers.
+    settings = {"num_warps": 8 if "BR" in options and not is_amd() else 4, "num_stages": 2}
     if _target is not None:
         _noted.append((kernel, args, options, settings | FUSED))
         return
