@@ -30,9 +30,10 @@ import numpy as np
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from leap.errors import LeapError
+from leap.runtime.streaming.stream import Stream, StreamPool
 from leap.serve.errors import ApiError
 from leap.tasks.simul.audio.files import Resampler
-from leap.tasks.simul.streaming.stream import Interpreter, Stream, StreamPool, Trained
+from leap.tasks.simul.streaming.stream import Interpreter, Trained
 
 SLOWEST, FASTEST = 4000, 192_000
 """Samples per second that sound may have."""
