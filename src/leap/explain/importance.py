@@ -7,6 +7,7 @@
                            layer gave, as far as it points to the prediction y
     roll-out               attention roll-out over all layers
     roll-up                x_j . dy/dx_j with weights, gates and scales held: see below
+    roll-up-unsigned       its size alone: fair to compare with weights, which have no sign
     gradient               x_j . dy/dx_j
     integrated-gradients   the same along a path from no embedding at all (captum)
     recency, random        to compare with
@@ -143,6 +144,10 @@ def _roll_up(model: PreTrainedModel, ids: Tensor, target: int) -> Tensor:
     )
 
 
+def _roll_up_unsigned(model: PreTrainedModel, ids: Tensor, target: int) -> Tensor:
+    return _roll_up(model, ids, target).abs()
+
+
 def _times_gradient(
     model: PreTrainedModel, ids: Tensor, score: Callable[[Any, Tensor], Tensor], target: int
 ) -> Tensor:
@@ -178,6 +183,7 @@ METHODS: dict[str, Method] = {
     "logit": _logit,
     "roll-out": _roll_out,
     "roll-up": _roll_up,
+    "roll-up-unsigned": _roll_up_unsigned,
     "gradient": _gradient,
     "integrated-gradients": _integrated_gradients,
     "recency": _recency,

@@ -184,14 +184,17 @@ def _draw_tokens(axes: Axes, each: Places, pieces: Sequence[str]) -> None:
 
 
 def _draw_places(axes: Axes, each: Places) -> None:
-    """Places along the text, or half-lives where there are no places."""
+    """Half-lives of gates; where there are none, places, of queries if keys have other ones."""
     if each.half_life is not None:
         _heads(axes, each.half_life)
         axes.set_yscale("log")
         axes.set_title("half-life of gates (tokens)", fontsize=9)
-    elif each.key is not None:
+    elif each.steps is not None and each.key is not None:
         _heads(axes, each.key)
         axes.set_title("places", fontsize=9)
+    elif each.query is not None:
+        _heads(axes, each.query)
+        axes.set_title("place of queries", fontsize=9)
     else:
         axes.set_axis_off()
 
