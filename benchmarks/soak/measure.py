@@ -189,7 +189,8 @@ def soak(
         counts.sound.append(came)
         counts.steps.append(sum(work))
         counts.state_bytes.append(pool.states.n_bytes)
-        counts.source_bytes.append(sum(row.kept().n_bytes for row in pool.rows))
+        kept = [part for row in pool.rows for part in row.kept().values()]
+        counts.source_bytes.append(sum(part.nbytes for part in kept))
         is_due = len(counts.tensors) % EVERY == 0
         counts.tensors.append(n_tensors() if is_due else counts.tensors[-1])
     work.clear()

@@ -78,7 +78,7 @@ def test_sources_are_cut_in_pauses_and_go_on_from_a_file(silero, speech):
                 source = source.fork()
                 source.push(part)
             if saved:
-                kept = type("Kept", (), source.kept())
+                kept = source.kept()
                 is_ended = source.is_ended
                 source = SpeechSource(extractor, 8, 4, reset=1000, pauses="silero")
                 source.restore(kept)
