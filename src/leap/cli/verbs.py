@@ -14,7 +14,7 @@ from typing import Any
 
 TASKS = {
     "backends": "What can compute the ops here, or why it cannot.",
-    "bench": "Speed and memory of attentions, training, decoding, streams and the server.",
+    "bench": "Speed and memory: attentions, training, decoding, streams, server.",
     "explain": "What predictions rest on, where tokens stand.",
     "export": "Models as ONNX graphs, to run without torch.",
     "lm": "Language models: train, measure, write.",

@@ -71,7 +71,8 @@ def unit_scale(q: Tensor) -> Tensor:
     A query's scale cancels between numerator and denominator, but products of three numbers of
     1e15 would overflow on the way there. A power of two changes no digit.
     """
-    exponent = q.detach().abs().amax(dim=-1, keepdim=True).log2().ceil()
+    largest = q.detach().abs().amax(dim=-1, keepdim=True)
+    exponent = (largest.log2().floor() + 1).masked_fill(largest == 0, 0)  # As frexp has it.
     return torch.exp2(-exponent.clamp(-120, 120))
 
 
