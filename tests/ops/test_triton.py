@@ -10,7 +10,7 @@ import torch
 from torch.testing import assert_close
 
 from leap.errors import InputError
-from leap.ops import LinearState, causal_linear_attention
+from leap.ops import LinearState, additive_attention, causal_linear_attention
 from leap.ops.backends import BACKENDS, using
 from leap.ops.features import feature_map
 from leap.ops.tolerance import TOLERANCES, relative_error
@@ -21,6 +21,7 @@ from leap.ops.triton.device import interpreted
 KERNELS = {
     *("decays", "chunk_states", "scan", "outputs", "divide"),
     *("query_gradients", "key_gradients", "value_gradients", "gate_gradients"),
+    *("totals", "before", "sums"),
 }
 DOUBLE = torch.double
 PLACE = "cpu" if interpreted() else "cuda"
@@ -170,6 +171,32 @@ def test_large_denominators_do_not_spoil_half_precision_gradients(interpreter):
         strict=True,
     ):
         assert relative_error(found, grad) <= TOLERANCES[torch.float16].gradient
+
+
+@pytest.mark.parametrize("window", [None, 1, 20, 35, 90], ids=lambda n: f"window-{n}")
+@pytest.mark.parametrize("dtype", [DOUBLE, torch.float16, torch.bfloat16], ids=str)
+def test_additive_attention_is_that_of_torch(dtype, window, interpreter):
+    """A state of 13 tokens, then 50 that are past it, some of them pads."""
+    inputs = 3 * torch.randn(1, 2, 63), torch.randn(1, 2, 63, 3).bfloat16().half()
+    mask, upstream = torch.rand(1, 63) < 0.8, torch.randn(1, 2, 50, 3, dtype=dtype).double()
+
+    def run(backend, dtype):
+        focus, v = inputs[0].to(torch.promote_types(dtype, torch.float32)), inputs[1].to(dtype)
+        given = [x.to(PLACE).requires_grad_() for x in (focus, v)]
+        state, outputs = None, []
+        for span in (slice(13), slice(13, None)):
+            o, state = additive_attention(
+                *(x[:, :, span] for x in given),
+                state,
+                window=window,
+                key_mask=mask[:, span].to(PLACE),
+                backend=backend,
+            )
+            outputs.append(o)
+        grads = torch.autograd.grad(outputs[1], given, upstream.to(outputs[1]))
+        return {"o": torch.cat(outputs, 2), "dfocus": grads[0], "dv": grads[1]}
+
+    assert_within_tolerance(run("triton", dtype), run("torch", DOUBLE), dtype)
 
 
 def test_second_derivatives_are_those_of_torch(interpreter):

@@ -42,7 +42,7 @@ BACKENDS: dict[str, Backend] = {
         missing=library.missing,
     ),
     "triton": Backend(
-        covers="on CUDA and ROCm: causal linear attention, with gates per head",
+        covers="on CUDA and ROCm: causal linear attention, with gates per head; additive attention",
         missing=device.missing,
     ),
     "torch": Backend(covers="every op, on any device: operations of PyTorch"),

@@ -26,6 +26,7 @@ from leap.ops.derivatives import transformed
 from leap.ops.native import additive as native
 from leap.ops.packing import run_packed
 from leap.ops.state import Recurrent, accumulator, count_tokens, finest, mask_tokens
+from leap.ops.triton import additive as triton
 
 __all__ = [
     "FocusState",
@@ -82,7 +83,13 @@ def additive_attention(
     after: FocusState | WindowState
     no_state = None if state is None else "the formula begins a sequence, and a state was given"
     pads = None if key_mask is None else "it knows no pads"
-    refusals = {"native": native.refusal(focus, v), "reference": no_state, "graph": pads}
+    is_named = backends.is_named(backend, "triton")
+    refusals = {
+        "native": native.refusal(focus, v),
+        "triton": triton.refusal(focus, v, is_named=is_named),
+        "reference": no_state,
+        "graph": pads,
+    }
     chosen = backends.choose(backend, refusals)
     if chosen == "graph":
         o, after = _at_once(focus, v, before, window)
@@ -102,7 +109,8 @@ def additive_attention(
         elif transformed():
             o, peak, sum, mass = plain(focus, v, key_mask, *past, window)
         else:
-            o, _, peaks, _, sum, mass = attend(focus, v, key_mask, *past, window)
+            by = triton.attend if chosen == "triton" else attend
+            o, _, peaks, _, sum, mass = by(focus, v, key_mask, *past, window)
             peak = peaks[..., -1]
         if state is None and window is None:
             length = before.length + count_tokens(v, key_mask)

@@ -29,7 +29,7 @@ Axes: b batch, h heads, t tokens, p values; n rows of b x h, and g blocks, are w
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -40,6 +40,9 @@ from torch import Tensor
 from leap.ops.derivatives import differentiable_again, gradients
 from leap.ops.state import accumulator, as_given
 from leap.ops.threads import on_one_thread
+
+Gather = Callable[..., Iterator[tuple[slice, Tensor]]]
+"""As `gather`, of which there is one on every device."""
 
 ROWS = 64  # Tokens whose weights are formed at once where the kernel is not used.
 BLOCK = 16  # Tokens a block: weights cost BLOCK a token, totals 1 / BLOCK.
@@ -72,6 +75,7 @@ def gather(
     *,
     skip: int = 0,
     backwards: bool = False,
+    summed: Callable[..., Iterator[tuple[slice, Tensor]]] | None = None,
 ) -> Iterator[tuple[slice, Tensor]]:
     """The sums S `[n, rows, p + 1]`, a span of rows at a time, counted from `skip` on.
 
@@ -83,11 +87,13 @@ def gather(
         window: elements a row sees, its own the last, or None for all up to its own.
         skip: so many rows at the start are elements to the others but get no sum themselves.
         backwards: time runs backwards: a row sees its own element and those after it.
+        summed: what adds up finite numbers; None for operations of torch.
     """
+    summed = summed or _gather
     # A sum is finite only if its terms are. (If it overflows, all terms are looked at in vain.)
     finite = (values.sum(dtype=logit.dtype) + mass.sum()).isfinite() & (logit.amax() < math.inf)
     if finite:
-        yield from _gather(ceiling, logit, values, mass, window, skip, backwards)
+        yield from summed(ceiling, logit, values, mass, window, skip, backwards)
         return
     # 0 x NaN is NaN: in a product with the weights, a NaN would reach all rows of its block. So
     # the sum is over the rest, and which rows see one that was left out is a count of its own.
@@ -95,10 +101,10 @@ def gather(
     holes, mass_holes = ~values.isfinite() | broken.unsqueeze(-1), ~mass.isfinite() | broken
     kept = (values.masked_fill(holes, 0), mass.masked_fill(mass_holes, 0))
     logit = logit.masked_fill(broken, -math.inf)
-    sums = _gather(ceiling, logit, *kept, window, skip, backwards)
+    sums = summed(ceiling, logit, *kept, window, skip, backwards)
     equal = torch.zeros_like(logit)
     lost = (holes.to(logit.dtype), mass_holes.to(logit.dtype))
-    counts = _gather(equal, equal, *lost, window, skip, backwards)
+    counts = summed(equal, equal, *lost, window, skip, backwards)
     for (rows, s), (_, count) in zip(sums, counts, strict=True):
         yield rows, s.masked_fill(count > 0, math.nan)
 
@@ -383,6 +389,41 @@ def attend(
         M and 1 / Z (0 at pads) of the tokens in the order they were taken, `[b, h, t]`; and N
         `[b, h, p]` and Z `[b, h]` of the last.
     """
+    return forward(gather, focus, v, mask, past_focus, past_v, past_mass, window)
+
+
+@torch.library.custom_op("leap::additive_attention_backward", mutates_args=())
+def attend_backward(
+    do: Tensor,
+    dn_last: Tensor | None,
+    dz_last: Tensor | None,
+    focus: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    past_focus: Tensor | None,
+    past_v: Tensor | None,
+    past_mass: Tensor | None,
+    o: Tensor,
+    peaks: Tensor,
+    inverses: Tensor,
+    window: int | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of focus, v and the past; those of the past are empty without one."""
+    saved = focus, v, mask, past_focus, past_v, past_mass, o, peaks, inverses
+    return backward(gather, do, dn_last, dz_last, *saved, window)
+
+
+def forward(
+    gather: Gather,
+    focus: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    past_focus: Tensor | None,
+    past_v: Tensor | None,
+    past_mass: Tensor | None,
+    window: int | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """`attend`, by sums that `gather` adds up."""
     past = _Past.of(past_focus, past_v, past_mass)
     n_past = 0 if past is None else past.logit.shape[2]
     o, unrounded, peaks, inverses, n_last, z_last = _outputs(focus, v)
@@ -406,8 +447,8 @@ def attend(
     return o, unrounded, peaks, inverses, n_last, z_last
 
 
-@torch.library.custom_op("leap::additive_attention_backward", mutates_args=())
-def attend_backward(
+def backward(
+    gather: Gather,
     do: Tensor,
     dn_last: Tensor | None,
     dz_last: Tensor | None,
@@ -422,7 +463,7 @@ def attend_backward(
     inverses: Tensor,
     window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of focus, v and the past; those of the past are empty without one."""
+    """`attend_backward`, by sums that `gather` adds up."""
     past = _Past.of(past_focus, past_v, past_mass)
     n_past = 0 if past is None else past.logit.shape[2]
     dfocus, dv, dpast = _gradients(focus, v, past)
@@ -527,15 +568,27 @@ def _like(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-@attend.register_fake
-def _(focus, v, mask, past_focus, past_v, past_mass, window):  # type: ignore[no-untyped-def]
-    return _outputs(focus, v)
+def register(attend: Any, attend_backward: Any) -> None:
+    """Tell torch of the shapes and the derivative of an op and its backward."""
 
+    @attend.register_fake
+    def _(focus, v, mask, past_focus, past_v, past_mass, window):  # type: ignore[no-untyped-def]
+        return _outputs(focus, v)
 
-@attend_backward.register_fake
-def _(do, dn, dz, focus, v, mask, past_focus, past_v, past_mass, o, m, z, window):  # type: ignore[no-untyped-def]
-    dfocus, dv, dpast = _gradients(focus, v, _Past.of(past_focus, past_v, past_mass))
-    return dfocus, dv, *dpast
+    @attend_backward.register_fake
+    def _(do, dn, dz, focus, v, mask, past_focus, past_v, past_mass, o, m, z, window):  # type: ignore[no-untyped-def]
+        dfocus, dv, dpast = _gradients(focus, v, _Past.of(past_focus, past_v, past_mass))
+        return dfocus, dv, *dpast
+
+    def differentiate(ctx, do, _dunrounded, _dpeaks, _dinverses, dn_last, dz_last):  # type: ignore[no-untyped-def]
+        saved = ctx.saved_tensors  # Once: checkpointing computes them anew at each look.
+        if differentiable_again():
+            return gradients(_sums, (*saved[:-3], ctx.window), (do, dn_last, dz_last))
+        do = torch.zeros_like(saved[1]) if do is None else do
+        dfocus, dv, *dpast = attend_backward(do, dn_last, dz_last, *saved, ctx.window)
+        return dfocus, dv, None, *(x if x.numel() else None for x in dpast), None
+
+    attend.register_autograd(differentiate, setup_context=_save)
 
 
 def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
@@ -545,18 +598,9 @@ def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     ctx.save_for_backward(*tensors, unrounded if unrounded.numel() else o, peaks, inverses)
 
 
-def _differentiate(ctx, do, _dunrounded, _dpeaks, _dinverses, dn_last, dz_last):  # type: ignore[no-untyped-def]
-    saved = ctx.saved_tensors  # Once: checkpointing computes them anew at each look.
-    if differentiable_again():
-        return gradients(_sums, (*saved[:-3], ctx.window), (do, dn_last, dz_last))
-    do = torch.zeros_like(saved[1]) if do is None else do
-    dfocus, dv, *dpast = attend_backward(do, dn_last, dz_last, *saved, ctx.window)
-    return dfocus, dv, None, *(x if x.numel() else None for x in dpast), None
-
-
 def _sums(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     o, _, n_last, z_last = plain(*inputs)
     return o, n_last, z_last
 
 
-attend.register_autograd(_differentiate, setup_context=_save)
+register(attend, attend_backward)

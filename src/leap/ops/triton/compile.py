@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from leap.errors import ConfigError
-from leap.ops.triton import causal, device
+from leap.ops.triton import additive, causal, device
 from leap.ops.triton.device import BLOCK, CHUNK
 
 
@@ -109,6 +109,8 @@ def _calls() -> None:
     o, den, _, _, scale, rest = causal.attend(*given, None, *state, None, True, 1e-6)
     saved = o, den, scale, rest
     causal.attend_backward(o, *state, *state, *given, *saved, None, None, True, 1e-6)
+    for window in (None, 64):
+        additive.sum_up(gate[0], gate[0], v[0], gate[0], window, 0, backwards=window is None)
 
 
 def _work(kernel: str) -> tuple[float, float]:
@@ -124,8 +126,11 @@ def _work(kernel: str) -> tuple[float, float]:
         "query_gradients": (5 * f, seen * 4 * f + 2 * wide * f),
         "key_gradients": (5 * f, seen * 4 * f + 2 * wide * f),
         "value_gradients": (4 * f, seen * 3 * f + 2 * wide * f),
+        "totals": (f, f),
+        "sums": (3 * f, 4 * BLOCK * f),
     }.get(kernel, (0, 0))
-    moved = {"scan": 2 * states, "divide": 0, "decays": 0, "gate_gradients": 0}.get(kernel, states)
+    small = ("divide", "decays", "gate_gradients", "totals", "before", "sums")
+    moved = 2 * states if kernel == "scan" else 0 if kernel in small else states
     per_token = 4 * 4  # Denominators, scales, gates.
     return n * (tokens * size + per_token) + moved, 2 * n * products
 
