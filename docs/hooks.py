@@ -28,6 +28,11 @@ REFERENCE: dict[str, dict[str, list[str]]] = {
     "ops": {"leap.ops": [], "leap.ops.features": ["feature_map", "proportional", "positional"]},
     "layers": {"leap.layers": [], "leap.layers.efficient": []},
     "models": {"leap.models": []},
+    "explain": {
+        "leap.explain": [],
+        "leap.explain.faithfulness": ["measure", "Case", "Curves", "Faithfulness"],
+        "leap.explain.places": ["places", "places_table", "Places"],
+    },
     "tasks": {
         "leap.tasks.lm.train": ["train", "TrainConfig"],
         "leap.tasks.lm.evaluate": ["evaluate", "score", "EvalConfig", "Score"],
