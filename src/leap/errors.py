@@ -62,3 +62,8 @@ def check_seed(seed: int | None) -> None:
     """Refuse a random seed that NumPy's generators do not take; torch's take more."""
     if seed is not None and not 0 <= seed < 2**32:
         raise ConfigError(f"seed={seed} must be from 0 to {2**32 - 1}")
+
+
+def first_line(error: BaseException) -> str:
+    """What another library's error says, short enough for ours."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

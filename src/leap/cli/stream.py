@@ -11,17 +11,19 @@ from threading import Event
 
 from rich.console import Console
 from rich.text import Text
-from transformers.utils import logging
 
+from leap.runtime.manifest import is_export
 from leap.tasks.simul import live
 from leap.tasks.simul.live import StreamConfig
 from leap.tasks.simul.scoring.metrics import Amount
 
-logging.set_verbosity_error()  # As in `leap.cli.simul`.
-
 
 def stream(config: StreamConfig) -> None:
     """Print words as they are written, with how late each is, and at the end how late they were."""
+    if not is_export(config.run):
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()  # As in `leap.cli.simul`.
     unit = "words" if config.sound is None and not config.microphone else "ms"
     console = Console(highlight=False)
     lags: list[Amount] = []

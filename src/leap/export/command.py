@@ -2,7 +2,9 @@
 
 from leap.errors import FileError
 from leap.export.files import ExportConfig, Exported
-from leap.export.lm import export_lm
+from leap.reports.files import read_json
+
+TRANSLATION = ("leapformer-seq2seq", "leapformer-speech")
 
 
 def export(config: ExportConfig) -> Exported:
@@ -13,4 +15,13 @@ def export(config: ExportConfig) -> Exported:
     """
     if not config.run.is_dir():
         raise FileError(f"no run folder at {config.run}; train a model with leap lm train")
+    folder = config.run / "model" if (config.run / "model").is_dir() else config.run
+    settings = folder / "config.json"
+    kind = read_json(settings).get("model_type") if settings.is_file() else None
+    if kind in TRANSLATION:
+        from leap.export.simul import export_translation
+
+        return export_translation(config)
+    from leap.export.lm import export_lm
+
     return export_lm(config)

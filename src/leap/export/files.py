@@ -30,10 +30,10 @@ class ExportConfig:
     int8: bool = False
     """Store weights in 8 bits: a quarter of the size, faster, and a little less exact."""
     data: str | None = None
-    """Text to check on, as leap lm train takes it; by default the run's own held-out text, or, if
-    that is gone, the Python library's."""
+    """Text to check on, as leap lm train takes it, or for translation a folder of leap simul
+    prepare; by default the run's own held-out part, or, if that is gone, the Python library's."""
     tokens: int = 4096
-    """Tokens of it to measure perplexity on."""
+    """Tokens of it to measure perplexity on; of translations, 100 sentences are scored by BLEU."""
 
     def __post_init__(self) -> None:
         if self.tokens < 8:
@@ -98,6 +98,8 @@ def write_graph(folder: Path, name: str, graph: Any) -> None:
 NAMES = {
     "perplexity": "perplexity per token",
     "perplexity_int8": "perplexity per token, int8",
+    "bleu": "BLEU, offline",
+    "bleu_int8": "BLEU, offline, int8",
 }
 
 

@@ -191,6 +191,8 @@ class SoftmaxState(Recurrent):
 
     def last(self, window: int) -> "SoftmaxState":
         """The state with no more than each row's last `window` tokens, and pads between them."""
+        if traces():  # Of fewer tokens than that, all.
+            return replace(self, k=self.k[:, :, -window:], v=self.v[:, :, -window:])
         start, mask = self.k.shape[2] - window, None
         if start <= 0:
             return self

@@ -13,9 +13,10 @@ Nothing in here imports torch or transformers.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from leap.runtime.translator import Translator as Translator
     from leap.runtime.writer import Writer as Writer
 
-__all__ = ["Writer"]
+__all__ = ["Translator", "Writer"]
 
 if not TYPE_CHECKING:
 

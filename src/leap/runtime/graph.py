@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from leap.errors import ConfigError, FileError
+from leap.errors import ConfigError, FileError, first_line
 from leap.extras import install_command
 from leap.runtime.manifest import AGAIN, NEXT, Manifest, StateTensor
 
@@ -94,8 +94,9 @@ def _session(path: Path, threads: int) -> Any:
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own, which have no base of theirs.
-        line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise FileError(f"{path} is no graph that can be run ({line}); {AGAIN}") from error
+        raise FileError(
+            f"{path} is no graph that can be run ({first_line(error)}); {AGAIN}"
+        ) from error
 
 
 def _fits(wanted: StateTensor, found: Any) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from leap.errors import ConfigError, FileError
+from leap.errors import ConfigError, FileError, first_line
 
 CHUNK = 1 << 16
 """Characters encoded at once: long texts are cut at line ends, where no token can be cut."""
@@ -113,8 +113,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises nothing more specific.
-        line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise FileError(f"{path} is no tokenizers file ({line})") from error
+        raise FileError(f"{path} is no tokenizers file ({first_line(error)})") from error
 
 
 def check_prompt(prompt: str) -> None:

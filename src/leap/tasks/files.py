@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from leap.errors import FileError
+from leap.errors import FileError, first_line
 
 SECONDS_TO_REACH = 5.0
 """How long to wait for an answer of Hugging Face's hub."""
@@ -64,11 +64,6 @@ def offline_unless_reached(datasets: Any) -> Iterator[None]:
         yield
     finally:
         constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = before
-
-
-def first_line(error: BaseException) -> str:
-    """What another library's error says, short enough for ours."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 @contextmanager

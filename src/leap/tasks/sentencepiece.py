@@ -7,9 +7,8 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers.convert_slow_tokenizer import SentencePieceExtractor
 
-from leap.errors import FileError
+from leap.errors import FileError, first_line
 from leap.extras import install_command
-from leap.tasks.files import first_line
 
 
 @dataclass(frozen=True)

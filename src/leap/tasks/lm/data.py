@@ -14,9 +14,9 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from leap.errors import ConfigError, FileError
+from leap.errors import ConfigError, FileError, first_line
 from leap.extras import install_command
-from leap.tasks.files import data_folder, first_line, offline_unless_reached, read_text
+from leap.tasks.files import data_folder, offline_unless_reached, read_text
 
 HELD_OUT = 0.05
 """Share of the text in each of the two held-out parts, where the source has no parts itself."""

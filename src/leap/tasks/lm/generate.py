@@ -19,10 +19,9 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, set_seed
 from transformers.generation.streamers import BaseStreamer
 
-from leap.errors import ConfigError, FileError
+from leap.errors import ConfigError, FileError, first_line
 from leap.models import LeapformerForCausalLM, StateCache
 from leap.runtime.text import Continuation
-from leap.tasks.files import first_line
 from leap.tasks.lm.model import max_length
 from leap.tasks.lm.tokenizer import TextTokenizer
 from leap.tasks.lm.writing import GenerateConfig, Write, Written, check_folder_of

@@ -16,9 +16,8 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, T5Tokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from leap.errors import ConfigError, FileError
+from leap.errors import ConfigError, FileError, first_line
 from leap.runtime.text import TextCodec, chunks
-from leap.tasks.files import first_line
 from leap.tasks.sentencepiece import read_sentencepiece
 
 END = "<|endoftext|>"

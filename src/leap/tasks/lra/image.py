@@ -15,8 +15,7 @@ from jaxtyping import Int, UInt8
 from numpy._core.multiarray import _reconstruct
 from PIL import Image
 
-from leap.errors import FileError
-from leap.tasks.files import first_line
+from leap.errors import FileError, first_line
 from leap.tasks.lra.cache import Examples, Sequences
 from leap.tasks.lra.sources import UNREADABLE, broken, from_library, read_lines
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from leap.errors import FileError
+from leap.errors import FileError, first_line
 from leap.extras import install_command
-from leap.tasks.files import data_folder, first_line, offline_unless_reached
+from leap.tasks.files import data_folder, offline_unless_reached
 
 OPEN: dict[str, Callable[[Path], Any]] = {".xz": lzma.open, ".gz": gzip.open}
 RELEASE = "lra_release"

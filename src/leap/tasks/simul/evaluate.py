@@ -35,6 +35,7 @@ from leap.reports.progress import Progress, Status, silent
 from leap.reports.table import Table, csv_table, markdown
 from leap.runtime.streaming.pauses import Pauses
 from leap.runtime.streaming.policies import Offline, Wait, read_policy, waiting
+from leap.runtime.streaming.stream import Interpreter as AnyInterpreter
 from leap.tasks.simul.corpora.corpus import Sentence
 from leap.tasks.simul.prepare import load_prepared
 from leap.tasks.simul.scoring import omnisteval
@@ -302,7 +303,7 @@ def _long(task: Task, trial: Trial, folder: Path, tell: Callable[[int], None]) -
 
 
 def translate(
-    interpreter: Interpreter,
+    interpreter: AnyInterpreter,
     sentences: Sequence[Sentence],
     *,
     batch: int = 64,
@@ -334,7 +335,7 @@ def translate(
 
 
 def _together(
-    interpreter: Interpreter, sentences: Sequence[Sentence], segment: int, *, is_timed: bool
+    interpreter: AnyInterpreter, sentences: Sequence[Sentence], segment: int, *, is_timed: bool
 ) -> list[Instance]:
     parts: list[list[Any]] = []
     delays_of: list[list[float]] = []

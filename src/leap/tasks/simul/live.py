@@ -15,17 +15,18 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from leap.errors import ConfigError, InputError
+from leap.runtime.manifest import is_export
 from leap.runtime.streaming.pauses import Pauses, best_installed
 from leap.runtime.streaming.policies import Offline
 from leap.runtime.streaming.sources import check_word
-from leap.runtime.streaming.stream import Stream
+from leap.runtime.streaming.stream import Interpreter, Stream
+from leap.runtime.translator import Translator
 from leap.tasks.simul.audio.files import read_sound
 from leap.tasks.simul.audio.microphone import Heard, listen
 from leap.tasks.simul.scoring.metrics import Amount, latency
-from leap.tasks.simul.streaming.stream import Interpreter, load_trained
 
 LONG = 200
 """States after which a sentence is taken for ended, unless told: 16 seconds of sound."""
@@ -42,7 +43,7 @@ class StreamConfig:
     """
 
     run: Path = Path("runs/simul")
-    """Run folder of leap simul train."""
+    """Run folder of leap simul train, or a folder of leap export."""
     policy: str = "wait-3"
     """When to write: wait-3, offline, agree-2, align-2, tail-0.3, with any numbers."""
     sound: Path | None = None
@@ -123,7 +124,8 @@ def translate(
     """
     is_sound = config.microphone or config.sound is not None
     by_default = None if is_sound and config.policy == Offline().name else LONG
-    interpreter = load_trained(config.run).interpreter(
+    interpreter = _interpreter(
+        config.run,
         config.policy,
         chunk_size=config.chunk_size,
         reset=by_default if config.reset is None else config.reset or None,
@@ -142,6 +144,15 @@ def translate(
     else:
         heard = _played(config, rate)
     yield from _sound(interpreter.stream(), heard)
+
+
+def _interpreter(run: Path, policy: str, **options: Any) -> Interpreter:
+    """The model of a folder with a policy: in torch, which is imported here, or exported."""
+    if is_export(run):
+        return Translator(run, policy, **options)
+    from leap.tasks.simul.streaming.stream import load_trained
+
+    return load_trained(run).interpreter(policy, **options)
 
 
 def _text(interpreter: Interpreter, text: TextIO) -> Iterator[Event]:

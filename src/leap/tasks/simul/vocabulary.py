@@ -15,10 +15,9 @@ from typing import Literal
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from leap.errors import ConfigError, FileError
+from leap.errors import ConfigError, FileError, first_line
 from leap.extras import install_command
 from leap.runtime.streaming.vocabulary import BOS, EOS, PAD, SPACE, SPECIAL, UNK, Subwords
-from leap.tasks.files import first_line
 from leap.tasks.sentencepiece import read_sentencepiece
 
 SENTENCEPIECE = "sentencepiece.model"

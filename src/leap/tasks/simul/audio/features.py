@@ -8,10 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from leap.errors import ConfigError, FileError, InputError
+from leap.errors import ConfigError, FileError, InputError, first_line
 from leap.models.fbank import LeapformerFeatureExtractor
 from leap.runtime.fbank import Frames, Samples, as_samples
-from leap.tasks.files import first_line
 from leap.tasks.simul.audio.files import RATE, Audio, read_frames, read_sound
 
 SMALLEST_DEVIATION = 1e-2

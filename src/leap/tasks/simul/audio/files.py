@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from leap.errors import ConfigError, FileError
+from leap.errors import ConfigError, FileError, first_line
 from leap.extras import install_command
 from leap.runtime.fbank import Frames, Samples
-from leap.tasks.files import first_line
 
 RATE = 16000
 """Samples a second that our models take."""

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from leap.errors import ConfigError, LeapError
+from leap.errors import ConfigError, LeapError, first_line
 from leap.extras import install_command
 from leap.runtime.fbank import Samples
-from leap.tasks.files import first_line
 from leap.tasks.simul.audio.files import RATE, Resampler
 
 BLOCK = 20

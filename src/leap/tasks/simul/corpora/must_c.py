@@ -11,8 +11,8 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from leap.errors import FileError
-from leap.tasks.files import first_line, read_text
+from leap.errors import FileError, first_line
+from leap.tasks.files import read_text
 from leap.tasks.simul.audio.files import Audio, sound_facts
 from leap.tasks.simul.corpora.corpus import PARTS, Corpus, Reader, Sentence, link_recording
 from leap.tasks.simul.corpora.s2t import count_frames

@@ -11,9 +11,9 @@ import lzma
 import tarfile
 from pathlib import Path
 
-from leap.errors import FileError
+from leap.errors import FileError, first_line
 from leap.runtime.fbank import Samples
-from leap.tasks.files import data_folder, first_line
+from leap.tasks.files import data_folder
 from leap.tasks.simul.audio.files import decode_sound
 from leap.tasks.simul.corpora.corpus import Corpus, Reader, Sentence, with_held_out
 from leap.tasks.simul.corpora.s2t import read_table
