@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-SHOWN = {".py": "python", ".toml": "toml", ".cff": "yaml", ".json": "json", "": "make"}
+SHOWN = {".py": "python", ".toml": "toml", ".cff": "yaml", ".json": "json", "": "make", ".h": "cpp"}
 """Files that are shown as code, by suffix, with the language they are coloured as."""
 REFERENCE: dict[str, dict[str, list[str]]] = {
     "ops": {"leap.ops": [], "leap.ops.features": ["feature_map", "proportional", "positional"]},
