@@ -13,6 +13,7 @@ from leap.errors import InputError
 from leap.ops import LinearState, additive_attention, causal_linear_attention
 from leap.ops.backends import BACKENDS, using
 from leap.ops.features import feature_map
+from leap.ops.linear import read_and_attend
 from leap.ops.tolerance import TOLERANCES, relative_error
 from leap.ops.triton import causal
 from leap.ops.triton.compile import TARGETS, Compiled
@@ -21,7 +22,7 @@ from leap.ops.triton.device import interpreted
 KERNELS = {
     *("decays", "chunk_states", "scan", "outputs", "divide"),
     *("query_gradients", "key_gradients", "value_gradients", "gate_gradients"),
-    *("totals", "before", "sums"),
+    *("totals", "before", "sums", "step"),
 }
 DOUBLE = torch.double
 PLACE = "cpu" if interpreted() else "cuda"
@@ -197,6 +198,53 @@ def test_additive_attention_is_that_of_torch(dtype, window, interpreter):
         return {"o": torch.cat(outputs, 2), "dfocus": grads[0], "dv": grads[1]}
 
     assert_within_tolerance(run("triton", dtype), run("torch", DOUBLE), dtype)
+
+
+@pytest.mark.parametrize("dtype", [DOUBLE, torch.float16], ids=str)
+@pytest.mark.parametrize(("t", "n", "rank"), [(20, 35, 2), (40, 9, 0)])
+def test_attention_to_a_whole_sequence_is_that_of_torch(t, n, rank, dtype, interpreter):
+    """Of the state that is returned too, and through it."""
+    inputs = [heads_side_by_side(1, 2, length, 5).abs().half() for length in (t, n)]
+    inputs += [heads_side_by_side(1, 2, n, 3).half()]
+    inputs += [torch.rand(1, 2, length, rank).to(PLACE) for length in (t, n) if rank]
+    mask = torch.ones(1, n, dtype=torch.bool, device=PLACE)
+    mask[:, 3:7] = False
+    upstream = torch.randn(1, 2, t, 3).half()
+
+    def run(backend, dtype):
+        total = torch.promote_types(dtype, torch.float32)
+        given = [x.to(dtype if i < 3 else total).requires_grad_() for i, x in enumerate(inputs)]
+        o, state = read_and_attend(
+            *given[:3],
+            reweighting=tuple(given[3:]) or None,
+            key_mask=mask,
+            backend=backend,
+        )
+        outputs = o, state.kv, state.k
+        grads = (upstream.to(o), *(0.01 * torch.ones_like(x) for x in outputs[1:]))
+        named = zip("qkvxy", torch.autograd.grad(outputs, given, grads), strict=False)
+        return {"o": o, "kv": state.kv, "k": state.k} | {f"d{name}": g for name, g in named}
+
+    assert_within_tolerance(run("triton", dtype), run("torch", DOUBLE), dtype)
+
+
+@pytest.mark.parametrize("dtype", [DOUBLE, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("normalise", [True, False])
+def test_one_token_more_is_that_of_torch(normalise, dtype, interpreter):
+    call = Call(1, widths=(40, 70), rank=3, gated="gates", state=True, normalise=normalise)
+    total = torch.promote_types(dtype, torch.float32)
+    wanted = {"q": dtype, "k": dtype, "v": dtype, "x": total, "y": total, "gate": total}
+
+    def run(backend, given):
+        o, state = call.attend(backend, **given)
+        return {"o": o} | {name: getattr(state, name) for name in ("kv", "k", "log_decay")}
+
+    exact = run("torch", {name: x.double() for name, x in call.inputs.items()})
+    found = run("triton", {name: x.to(wanted.get(name, DOUBLE)) for name, x in call.inputs.items()})
+    assert_within_tolerance(found, exact, dtype)
+    call.options["key_mask"] = torch.zeros(1, 1, dtype=torch.bool, device=PLACE)
+    given = {name: x.double() for name, x in call.inputs.items()}
+    assert_close(run("triton", given)["o"], run("torch", given)["o"])
 
 
 def test_second_derivatives_are_those_of_torch(interpreter):

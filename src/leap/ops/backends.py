@@ -42,7 +42,8 @@ BACKENDS: dict[str, Backend] = {
         missing=library.missing,
     ),
     "triton": Backend(
-        covers="on CUDA and ROCm: causal linear attention, with gates per head; additive attention",
+        covers="on CUDA and ROCm: linear attention, causal with gates per head, or bidirectional; "
+        "additive attention",
         missing=device.missing,
     ),
     "torch": Backend(covers="every op, on any device: operations of PyTorch"),

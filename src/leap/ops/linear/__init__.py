@@ -61,6 +61,8 @@ from leap.ops.packing import run_packed
 from leap.ops.state import as_given, count_tokens, finest, mask_tokens
 from leap.ops.travel import clock, travelled
 from leap.ops.triton import causal as triton
+from leap.ops.triton import step as triton_step
+from leap.ops.triton import whole as triton_whole
 
 __all__ = [
     "LinearState",
@@ -77,6 +79,8 @@ __all__ = [
 CHUNK_SIZE = 64
 KERNELS: dict[str, Any] = {"native": native, "triton": triton}
 """Backends with kernels of causal attention, all of which are called alike."""
+STEPS: dict[str, Any] = {"native": native_step, "triton": triton_step}
+"""The same for one token."""
 
 Reweighting = tuple[Float[Tensor, "b h t r"], Float[Tensor, "b h _ r"]]
 """x of the queries and y of the keys: scores are multiplied by x_i . y_j."""
@@ -132,7 +136,13 @@ def read_and_attend(
     The widened features, r times as wide, are never held whole.
     """
     tokens = check_inputs(q, k, v, key_mask, reweighting)
-    chosen = backends.choose(backend, {"reference": None})
+    is_named = backends.is_named(backend, "triton")
+    refused = triton_whole.refusal(tokens, is_named=is_named)
+    chosen = backends.choose(backend, {"triton": refused, "reference": None})
+    if chosen == "triton":
+        x, y = (None if each is None else each.to(precision(tokens)) for each in tokens[3:])
+        o, kv, k_sum, *_ = triton_whole.attend(q, k, v, x, y, key_mask, normalise, eps)
+        return o, LinearState(kv=kv, k=k_sum, length=_lengths(v, key_mask))
     if chosen == "reference":
         tokens = without_pads(tokens, key_mask)
         fq, fk = wide_queries(tokens), wide_keys(tokens)
@@ -448,8 +458,10 @@ def _attend(
             is_first=state is None,
             eps=eps,
         )
-    elif chosen == "native" and not _needs_grad(tokens, before, log_gate):
-        o, after = _step_natively(tokens, before, log_gate, rate, key_mask, normalise, eps)
+    elif chosen in STEPS and not _needs_grad(tokens, before, log_gate):
+        o, after = _step_by_a_kernel(
+            STEPS[chosen], tokens, before, log_gate, rate, key_mask, normalise, eps
+        )
     elif tokens.q.shape[2] == 1:
         tokens = without_pads(tokens, key_mask)
         gate = None if log_gate is None else log_gate.squeeze(2)
@@ -506,7 +518,8 @@ def _needs_grad(tokens: Tokens, before: LinearState, log_gate: Tensor | None) ->
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
 
 
-def _step_natively(
+def _step_by_a_kernel(
+    kernel: Any,
     tokens: Tokens,
     before: LinearState,
     log_gate: Tensor | None,
@@ -515,15 +528,13 @@ def _step_natively(
     normalise: bool,
     eps: float,
 ) -> tuple[Tensor, LinearState]:
-    """One token, by the native library."""
+    """One token, by a kernel."""
     q, k, v, *weights = tokens
-    x, y = (None if each is None else each.float() for each in weights)
+    x, y = (None if each is None else each.to(precision(tokens)) for each in weights)
     gate = None if log_gate is None else log_gate.squeeze(-1)
     if rate is not None:
-        gate = q.new_tensor(rate, dtype=torch.float32).view(1, -1, 1).expand(q.shape[:3])
-    o, kv, k_sum = native_step.attend(
-        q, k, v, x, y, gate, key_mask, before.kv, before.k, normalise, eps
-    )
+        gate = q.new_tensor(rate, dtype=precision(tokens)).view(1, -1, 1).expand(q.shape[:3])
+    o, kv, k_sum = kernel.attend(q, k, v, x, y, gate, key_mask, before.kv, before.k, normalise, eps)
     return o, _moved_on(before, kv, k_sum, gate, None, 1, count_tokens(k, key_mask))
 
 

@@ -51,7 +51,7 @@ def attend(
     x, y, gates `[b, h, t]` and `rate` are as in `native.causal`.
     """
     o, den, kv_after, k_sum_after, scale, rest = results = _outputs(q, k, v, x)
-    call = _Call(q, k, v, x, y, _gates(q, log_gate, rate), key_mask, feature)
+    call = Call(q, k, v, x, y, _gates(q, log_gate, rate), key_mask, feature)
     states = call.states_before(kv, k_sum, kv_after, k_sum_after)
     call.run(
         "outputs",
@@ -94,7 +94,7 @@ def attend_backward(
     dq, dk, dv, dx, dy, dgate, dkv_before, dk_sum_before = grads = _gradients(
         q, k, v, x, y, log_gate, kv
     )
-    call = _Call(q, k, v, x, y, _gates(q, log_gate, rate), key_mask, feature)
+    call = Call(q, k, v, x, y, _gates(q, log_gate, rate), key_mask, feature)
     do = side_by_side(do)
     states = call.states_before(kv, k_sum)  # Once more, rather than kept from the forward.
     inverse, h = call.divided(do, o, rest, den, scale, normalise, eps)
@@ -116,7 +116,7 @@ def attend_backward(
     return grads
 
 
-class _Call:
+class Call:
     """The kernels of one call, and what they all take."""
 
     def __init__(
@@ -129,6 +129,7 @@ class _Call:
         gate: Tensor | None,
         key_mask: Tensor | None,
         feature: str | None,
+        blocks: Blocks | None = None,
     ) -> None:
         self.q, self.k, self.v = map(side_by_side, (q, k, v))
         self.x, self.y, self.mask = (
@@ -136,7 +137,7 @@ class _Call:
         )
         (_, self.heads, self.t, f), e = k.shape, v.shape[-1]
         self.rows, self.rank = k.shape[0] * self.heads, 0 if x is None else x.shape[-1]
-        self.blocks = Blocks.of((q, k, v), f, e)
+        self.blocks = blocks or Blocks.of((q, k, v), f, e)
         self.n_chunks, self.n_blocks = (
             cut(self.t, self.blocks.chunk),
             cut(self.t, self.blocks.tokens),
@@ -281,11 +282,11 @@ class _Call:
         dk_sum: Tensor | None,
         dkv_before: Tensor,
         dk_sum_before: Tensor,
-        states: Tensor,
+        states: Tensor | None,
         inner: Tensor | None,
     ) -> Tensor:
         """The gradient of the state after each chunk; that of the first state also in double."""
-        dstates = torch.empty_like(states)
+        dstates = self.empty(self.rows, self.n_chunks + 1, self.n_all)
         self.run(
             "chunk_states",
             (self.rows * self.n_chunks, max(self.rank, 1) * self.n_features, self.n_values),
@@ -327,7 +328,7 @@ class _Call:
             (self.rows * self.n_blocks, self.n_features),
             *(self.q, self.k, self.v, self.x, self.y, self.decay, self.mask),
             *(do, scale, inverse, h, states, dq, shares, qdq),
-            *(self.t, self.n_blocks, self.n_chunks + 1, self.rows, self.heads),
+            *(self.t, self.n_blocks, self.n_chunks + 1 if causal else 1, self.rows, self.heads),
             *(n for each in (self.q, self.k, self.v, do, dq) for n in strides(each)),
             CAUSAL=causal,
             INNER=qdq is not None,
@@ -354,7 +355,7 @@ class _Call:
             (self.rows * self.n_blocks, self.n_features),
             *(self.q, self.k, self.v, self.x, self.y, self.decay, self.mask),
             *(do, scale, inverse, h, dstates, dk, shares, kdk),
-            *(self.t, self.n_blocks, self.n_chunks + 1, self.rows, self.heads),
+            *(self.t, self.n_blocks, self.n_chunks + 1 if causal else 1, self.rows, self.heads),
             *(n for each in (self.q, self.k, self.v, do, dk) for n in strides(each)),
             CAUSAL=causal,
             INNER=kdk is not None,
@@ -377,7 +378,7 @@ class _Call:
             (self.rows * self.n_blocks, self.n_values),
             *(self.q, self.k, self.x, self.y, self.decay, self.mask),
             *(do, scale, inverse, dstates, dv),
-            *(self.t, self.n_blocks, self.n_chunks + 1, self.heads),
+            *(self.t, self.n_blocks, self.n_chunks + 1 if causal else 1, self.heads),
             *(n for each in (self.q, self.k, do, dv) for n in strides(each)),
             CAUSAL=causal,
         )

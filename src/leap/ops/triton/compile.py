@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from leap.errors import ConfigError
-from leap.ops.triton import additive, causal, device
+from leap.ops.triton import additive, causal, device, step, whole
 from leap.ops.triton.device import BLOCK, CHUNK
 
 
@@ -109,6 +109,11 @@ def _calls() -> None:
     o, den, _, _, scale, rest = causal.attend(*given, None, *state, None, True, 1e-6)
     saved = o, den, scale, rest
     causal.attend_backward(o, *state, *state, *given, *saved, None, None, True, 1e-6)
+    weighed = q, k, v, x, y, mask
+    o, _, _, *kept = whole.attend(*weighed, True, 1e-6)
+    whole.attend_backward(o, None, None, *weighed, o, *kept, True, 1e-6)
+    one = (each[:, :, :1] for each in (q, k, v, x, y, gate))
+    step.attend(*one, mask[:, :1], *state, True, 1e-6)
     for window in (None, 64):
         additive.sum_up(gate[0], gate[0], v[0], gate[0], window, 0, backwards=window is None)
 
@@ -126,10 +131,13 @@ def _work(kernel: str) -> tuple[float, float]:
         "query_gradients": (5 * f, seen * 4 * f + 2 * wide * f),
         "key_gradients": (5 * f, seen * 4 * f + 2 * wide * f),
         "value_gradients": (4 * f, seen * 3 * f + 2 * wide * f),
+        "step": (4 * f / TOKENS, 0),
         "totals": (f, f),
         "sums": (3 * f, 4 * BLOCK * f),
     }.get(kernel, (0, 0))
     small = ("divide", "decays", "gate_gradients", "totals", "before", "sums")
+    if kernel == "step":
+        states = 2 * 8 * n / TOKENS * wide * (f + 1)
     moved = 2 * states if kernel == "scan" else 0 if kernel in small else states
     per_token = 4 * 4  # Denominators, scales, gates.
     return n * (tokens * size + per_token) + moved, 2 * n * products
