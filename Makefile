@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 WORKERS ?= 2
+MODEL ?= $(patsubst %/manifest.json,%,$(wildcard exported/*/manifest.json))
+WEB ?= build/web
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -10,7 +12,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check -qq
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup native wheel test hf-tests check bench demo docs clean
+.PHONY: help setup native wheel test hf-tests check bench demo docs web clean
 
 # An environment that came along with a copied checkout points at the old place: make it anew.
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
@@ -54,6 +56,9 @@ demo: $(STAMP) ## train a small language model beside softmax, write text, show 
 docs: $(STAMP) ## build the documentation site into build/site
 	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet && echo "wrote build/site/index.html"
 
+web: web/node_modules/.package-lock.json ## build the page that runs MODEL, a folder of leap export, in a browser into build/web
+	@node web/build.mjs $(WEB) $(MODEL) && echo "wrote $(WEB); serve it: python3 -m http.server -d $(WEB)"
+
 clean: ## remove the environment
 	rm -rf $(VENV)
 
@@ -71,3 +76,7 @@ $(STAMP): pyproject.toml constraints.txt hatch_build.py $(wildcard src/native/*)
 	@# By itself, since it asks for an older tqdm than Hugging Face does, and works with a newer one.
 	@$(PIP) install --no-deps -c constraints.txt simuleval
 	@printf '%s' '$(CURDIR)' > $@
+
+web/node_modules/.package-lock.json: web/package-lock.json
+	@command -v npm >/dev/null || { echo "make: no npm here; install Node.js 20 or newer" >&2; exit 1; }
+	@cd web && npm ci --ignore-scripts --no-audit --no-fund --silent && touch node_modules/.package-lock.json

@@ -1,0 +1,51 @@
+// Puts the page together: node web/build.mjs OUTPUT [FOLDER OF leap export ...]
+
+import { createHash } from "node:crypto";
+import { cpSync, existsSync, mkdirSync, readFileSync, readdirSync, rmSync, statSync, writeFileSync } from "node:fs";
+import { basename, dirname, join, resolve } from "node:path";
+import { fileURLToPath } from "node:url";
+
+const HERE = dirname(fileURLToPath(import.meta.url));
+const VENDOR = {
+  "ort.mjs": "onnxruntime-web/dist/ort.wasm.bundle.min.mjs",
+  "ort.wasm": "onnxruntime-web/dist/ort-wasm-simd-threaded.wasm",
+  "tokenizers.mjs": "@huggingface/tokenizers/dist/tokenizers.min.mjs",
+  "tokenizers.LICENSE": "@huggingface/tokenizers/LICENSE",
+};
+const WORKER = "service-worker.js";
+
+const [output, ...models] = process.argv.slice(2);
+const names = models.map((folder) => basename(resolve(folder)));
+for (const folder of models) {
+  if (!existsSync(join(folder, "manifest.json"))) refuse(`no exported model at ${folder}; make one with leap export`);
+}
+const twice = names.find((name, i) => names.indexOf(name) !== i);
+if (twice) refuse(`two models are called ${twice}; rename the folder of one`);
+if (existsSync(output) && readdirSync(output).length && !existsSync(join(output, WORKER))) {
+  refuse(`${output} holds something else; give a folder that is new, empty or of an earlier build`);
+}
+
+rmSync(output, { recursive: true, force: true });
+cpSync(join(HERE, "site"), output, { recursive: true });
+for (const [name, path] of Object.entries(VENDOR)) {
+  mkdirSync(join(output, "vendor"), { recursive: true });
+  cpSync(join(HERE, "node_modules", path), join(output, "vendor", name));
+}
+mkdirSync(join(output, "models"));
+models.forEach((folder, i) => cpSync(folder, join(output, "models", names[i]), { recursive: true }));
+writeFileSync(join(output, "models", "index.json"), JSON.stringify(names));
+
+const files = readdirSync(output, { recursive: true })
+  .map((path) => path.replaceAll("\\", "/"))
+  .filter((path) => path !== WORKER && statSync(join(output, path)).isFile())
+  .sort();
+const hash = createHash("sha256");
+for (const path of files) hash.update(path).update(readFileSync(join(output, path)));
+const build = { version: hash.digest("hex").slice(0, 16), files: ["./", ...files.map(encodeURI)] };
+const worker = join(output, WORKER);
+writeFileSync(worker, readFileSync(worker, "utf-8").replace("BUILD", JSON.stringify(build)));
+
+function refuse(message) {
+  console.error(`make web: ${message}`);
+  process.exit(1);
+}
