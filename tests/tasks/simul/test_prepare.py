@@ -214,9 +214,9 @@ def test_text_can_be_spoken_and_stopped_between(tmp_path, monkeypatch):
     )
     seen = []
 
-    def stop(name, done, total):
-        seen.append((name, done, total))
-        if done == 6:
+    def stop(status):
+        seen.append((status.name or status.doing, status.step, status.steps))
+        if status.step == 6:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
