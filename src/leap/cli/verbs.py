@@ -297,6 +297,7 @@ VERBS = {
             examples=[
                 ("lra ablate --task image --budget 120", "nine models, in two hours"),
                 ("lra ablate --sizes 0.2 1.5 --sharing shared --steps 500", "four models, briefly"),
+                ("lra ablate --proportion travelled --steps 500", "steps: by nets, constant, none"),
             ],
         ),
         "overhead": Verb(

@@ -37,6 +37,16 @@ def test_parameters_of_the_nets_are_as_counted_in_models(hidden, added):
         assert built.num_parameters() - 370_562 == expected
 
 
+@pytest.mark.parametrize("hidden", [None, 1, 8])
+def test_parameters_of_steps_are_those_of_their_nets_and_clocks(hidden):
+    travelled = {"proportion": "travelled", "proportion_hidden": hidden}
+    for own in (False, True):
+        options = travelled | {"proportion_per_head": own, "constant_steps": hidden is None}
+        built = LeapformerForSequenceClassification(model(**options))
+        expected = added_parameters(model(proportion="travelled"), hidden, own=own)
+        assert built.num_parameters() - 370_562 == expected
+
+
 @pytest.mark.parametrize(
     ("percent", "hidden"), [(0.2, 1), (0.5, 3), (1.0, 6), (1.5, 8), (2.88, 16), (90.0, 63)]
 )
@@ -59,6 +69,33 @@ def test_variants_are_every_size_shared_and_not_and_two_without_nets():
         variants(AblateConfig(task="text", sizes=(50.0,)))
     one = variants(AblateConfig(task="text", sizes=(1.0,), sharing=("shared",)))
     assert [variant.name for variant in one] == ["learned-1", "fixed", "none"]
+
+
+def test_steps_are_ablated_with_constant_ones_beside_them():
+    config = AblateConfig(task="text", proportion="travelled", sizes=(0.2, 1.5), sharing=("own",))
+    found = variants(config)
+    names = ["travelled-0.2-own", "travelled-1.5-own", "constant", "fixed", "none"]
+    assert [variant.name for variant in found] == names
+    assert all(v.changes["proportion"] == "travelled" for v in found[:3])
+
+
+def test_steps_are_trained_and_their_spread_is_told(tiny_data, tmp_path):
+    config = AblateConfig(
+        task="text",
+        proportion="travelled",
+        sizes=(0.5,),
+        sharing=("shared",),
+        steps=2,
+        batch=8,
+        data=tiny_data,
+        output=tmp_path,
+    )
+    rows = {row.name: row for row in ablate(config)}
+    assert 0 < rows["travelled-0.5"].proportion_spread < 0.5
+    assert rows["constant"].proportion_spread is None
+    assert rows["constant"].added == 4  # a clock for each of two heads in two layers
+    page = (tmp_path / "text" / "ablation.md").read_text(encoding="utf-8")
+    assert "| constant |" in page
 
 
 @pytest.fixture(scope="module")

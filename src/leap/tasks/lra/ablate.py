@@ -5,6 +5,12 @@
     fixed             proportions by position: cosFormer
     none              no proportions: linear attention
 
+and of places that are travelled, where a net reads a token's step:
+
+    travelled-0.5     a net of about 0.5 % in each layer, whose step all heads take
+    travelled-0.5-own the same, with a step for each head
+    constant          every step is 1, and only the clocks learn
+
 All are trained in equal steps. Shares are of the parameters without embeddings, which are most of
 these models and do not learn to attend.
 """
@@ -13,13 +19,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from matplotlib.figure import Figure
 
 from leap.errors import ConfigError
 from leap.layers import LeapformerAttention, LearnedProportion
+from leap.layers.equalise import Learned
+from leap.layers.travel import Steps
 from leap.models import LeapformerConfig, LeapformerForSequenceClassification
 from leap.reports.files import write_report
 from leap.reports.plots import Line, Panel, plot
@@ -33,6 +41,7 @@ from leap.tasks.lra.train import train_variants
 from leap.training import PeakBytes
 
 OTHERS = {"fixed": "cosformer", "none": "linear"}
+CONSTANT = "constant"
 OWN = "-own"
 LOOKED_AT = 8
 """Validation examples by whose tokens the spread of learned proportions is told."""
@@ -40,16 +49,18 @@ LOOKED_AT = 8
 
 @dataclass(frozen=True, kw_only=True)
 class AblateConfig(Settings):
-    """Train LeaPformer with nets of several sizes, shared or of each head's own, fixed, or none.
+    """Train LeaPformer with nets of several sizes, shared or per head, and without them.
 
     In equal steps, as leap lra train does it. Writes ablation.md, ablation.csv and ablation.png.
     What the nets cost in time and memory: leap lra overhead.
     """
 
+    proportion: Literal["learned", "travelled"] = "learned"
+    """What the nets learn: the paper's proportions, or the steps of travelled places."""
     sizes: tuple[float, ...] = (0.2, 0.5, 1.0, 1.5)
     """Sizes of the nets, in percent of the model's parameters without embeddings."""
     sharing: tuple[str, ...] = ("shared", "own")
-    """Nets that all heads share, of each head's own, or both."""
+    """Proportions or steps that all heads share, of each head's own, or both."""
     output: Path = Path("runs/lra-ablation")
     """Folder for the runs and the table; a run that is there is kept."""
 
@@ -81,8 +92,8 @@ class Row:
     cpu_seconds_per_step: float | None
     peak_bytes: int | None
     proportion_spread: float | None
-    """Standard deviation of the learned proportions over the tokens of texts, the mean over seeds,
-    layers, queries and keys. Near 0, nothing is re-weighted."""
+    """Standard deviation of the learned proportions or steps over the tokens of texts, the mean
+    over seeds, layers, queries and keys. Near 0, the nets tell no token from another."""
 
 
 def ablate(
@@ -111,7 +122,7 @@ def ablate(
 
 def variants(config: AblateConfig, say: Say | None = None) -> list[Variant]:
     """What is trained, the smallest nets first; two sizes that come to the same nets are one."""
-    model = encoder_config(TASKS[config.task], "leapformer")
+    model = encoder_config(TASKS[config.task], "leapformer", proportion=config.proportion)
     found: dict[tuple[int, bool], Variant] = {}
     for own in (sharing == "own" for sharing in config.sharing):
         for size in config.sizes:
@@ -121,14 +132,21 @@ def variants(config: AblateConfig, say: Say | None = None) -> list[Variant]:
                 raise ConfigError(
                     f"sizes={size:g}: the nearest nets have {share:.2g} % of the parameters"
                 )
-            name = f"learned-{size:g}" + (OWN if own else "")
-            changes = {"proportion_hidden": hidden, "proportion_per_head": own}
+            name = f"{config.proportion}-{size:g}" + (OWN if own else "")
+            changes = {
+                "proportion": config.proportion,
+                "proportion_hidden": hidden,
+                "proportion_per_head": own,
+            }
             made = Variant(name=name, attention="leapformer", changes=changes)
             kept = found.setdefault((hidden, own), made)
             if kept is not made and say is not None:
                 say(f"{name} comes to the same nets as {kept.name}, and is left out")
+    constant = {"proportion": "travelled", "constant_steps": True}
+    travelled = [Variant(name=CONSTANT, attention="leapformer", changes=constant)]
     return [
         *found.values(),
+        *(travelled if config.proportion == "travelled" else []),
         *(Variant(name=name, attention=other) for name, other in OTHERS.items()),
     ]
 
@@ -145,12 +163,21 @@ def hidden_units(config: LeapformerConfig, share: float, *, own: bool) -> int:
     return min(range(1, max(2 * head_width, 3)), key=distance)
 
 
-def added_parameters(config: LeapformerConfig, hidden: int, *, own: bool) -> int:
-    """Parameters of all nets of a model: one for queries and one for keys in each layer."""
-    head_width = config.hidden_size // config.n_head
+def added_parameters(config: LeapformerConfig, hidden: int | None, *, own: bool) -> int:
+    """Parameters of all nets of a model: one for queries and one for keys in each layer.
+
+    Of steps one net in each layer, and its clocks; without hidden units, the clocks alone.
+    """
+    nets: Sequence[Learned] = []
     with torch.device("meta"):
-        net = LearnedProportion(head_width, hidden=hidden, n_head=config.n_head if own else None)
-    return 2 * config.n_layer * sum(parameter.numel() for parameter in net.parameters())
+        if config.proportion == "travelled":
+            learned = hidden is not None
+            width, n_head = config.hidden_size, config.n_head
+            nets = [Steps(width, n_head, hidden=hidden, per_head=own, learned=learned)]
+        elif hidden is not None:
+            head_width, n_nets = config.hidden_size // config.n_head, config.n_head if own else None
+            nets = 2 * [LearnedProportion(head_width, hidden=hidden, n_head=n_nets)]
+    return config.n_layer * sum(p.numel() for net in nets for p in net.parameters())
 
 
 def _others(config: LeapformerConfig) -> int:
@@ -163,7 +190,7 @@ def _row(config: AblateConfig, variant: Variant, runs: Sequence[dict[str, Any]])
     model = encoder_config(TASKS[config.task], variant.attention, **variant.changes)
     hidden = variant.changes.get("proportion_hidden")
     own = variant.changes.get("proportion_per_head", False)
-    added = 0 if hidden is None else added_parameters(model, hidden, own=own)
+    added = added_parameters(model, hidden, own=own) if variant.changes else 0
     accuracies = [run["accuracy"] for run in runs]
     folders = [
         config.output / config.task / variant.name / f"seed-{run['seed']}" / "model" for run in runs
@@ -188,7 +215,7 @@ def _row(config: AblateConfig, variant: Variant, runs: Sequence[dict[str, Any]])
 
 @torch.no_grad()
 def proportion_spread(config: AblateConfig, folder: Path) -> float:
-    """How far apart a trained model puts the tokens of a text, the mean over layers, q and k."""
+    """How far the proportions or steps of a text's tokens lie apart, the mean over layers."""
     with reading_model(folder):
         model = LeapformerForSequenceClassification.from_pretrained(folder).eval()
     data = load_task(config.task, config.data, "valid")
@@ -197,10 +224,12 @@ def proportion_spread(config: AblateConfig, folder: Path) -> float:
     spreads: list[float] = []
 
     def look(layer: LeapformerAttention, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
-        real = options["key_mask"]
+        x, real = inputs[0], options["key_mask"]
         if real is None:
-            real = torch.ones(inputs[0].shape[:2], dtype=torch.bool)
-        for p in layer.proportions(inputs[0], key_mask=real):
+            real = torch.ones(x.shape[:2], dtype=torch.bool)
+        steps = layer.steps
+        learned = layer.proportions(x, key_mask=real) if steps is None else [steps.lengths(x)]
+        for p in learned:
             texts = [text[:, kept] for text, kept in zip(p, real, strict=True)]
             spreads.extend(float(text.std(dim=-1).mean()) for text in texts)
 
@@ -259,11 +288,15 @@ def draw(config: AblateConfig, rows: Sequence[Row]) -> Figure:
         learned = [r for r in rows if r.hidden is not None and r.name.endswith(OWN) == own]
         points = [(100 * r.share, 100 * r.accuracy) for r in learned]
         spread = [100 * (r.spread or 0.0) for r in learned]
-        lines.append(Line(f"learned, {kind}", points, spread if any(spread) else None))
+        lines.append(Line(f"{config.proportion}, {kind}", points, spread if any(spread) else None))
     panel = Panel(
         x="parameters of the nets, % of the others without embeddings",
         y="test accuracy, %",
         lines=lines,
-        levels={f"{r.name}: {OTHERS[r.name]}": 100 * r.accuracy for r in rows if r.hidden is None},
+        levels={_level(r.name): 100 * r.accuracy for r in rows if r.hidden is None},
     )
-    return plot([panel], f"{config.task}: proportions learned by nets of several sizes")
+    return plot([panel], f"{config.task}: proportions by nets of several sizes")
+
+
+def _level(name: str) -> str:
+    return f"{name}: {OTHERS[name]}" if name in OTHERS else f"{name} steps"
