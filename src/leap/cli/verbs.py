@@ -203,6 +203,10 @@ VERBS = {
                 ("lm compare", "several models on WikiText-2, hours on a CPU"),
                 ("lm compare --models gpt2 leap:windowed --steps 200", "two of them, briefly"),
                 (
+                    "lm compare --seeds 0 1 2 --recorded results.json",
+                    "with runs that another machine has made",
+                ),
+                (
                     "lm compare --tokenizer spiece.model --train-tokenizer None --length 2048 "
                     "--batch 2 --epochs 20",
                     "LEAP's own experiment in full, given T5's tokenizer",

@@ -168,3 +168,42 @@ def test_all_models_share_one_tokenizer(config):
         for name in ("gpt2", "leap-global")
     }
     assert len(fingerprints) == 1
+
+
+def test_runs_recorded_elsewhere_are_taken_as_they_are(config, tmp_path):
+    elsewhere = compare(replace(config, models=("linear",), seeds=(0, 3)))
+    record = tmp_path / "results.json"
+    (config.output / "results.json").rename(record)
+    told = []
+    here = replace(
+        config,
+        models=("linear", "leap:global"),
+        seeds=(0, 3),
+        recorded=record,
+        output=tmp_path / "here",
+    )
+    rows = compare(here, lambda status: told.append(status.name))
+    assert rows[0] == elsewhere[0]
+    assert {name.partition(",")[0] for name in told} == {"leap:global"}
+    again = json.loads((here.output / "results.json").read_text())
+    assert set(again["histories"]) == {
+        f"{model}, seed {seed}" for model in here.models for seed in (0, 3)
+    }
+
+
+def test_a_record_of_other_runs_is_refused(config, tmp_path):
+    compare(replace(config, models=("linear",)))
+    record = config.output / "results.json"
+    other = replace(config, recorded=record, output=tmp_path / "other")
+    with pytest.raises(FileError, match=r"results\.json has runs with steps=2, not 3"):
+        compare(replace(other, steps=3, output=tmp_path / "third"))
+    found = json.loads(record.read_text())
+    for damage, message in [
+        ({"text": "another"}, "learned from another text"),
+        ({"rows": [{}]}, "is no results.json of leap lm compare"),
+        ({"rows": 5}, "is no results.json of leap lm compare"),
+        ({"histories": {}}, "lacks the learning curves"),
+    ]:
+        record.write_text(json.dumps(found | damage))
+        with pytest.raises(FileError, match=message):
+            compare(other)

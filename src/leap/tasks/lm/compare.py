@@ -5,9 +5,11 @@
     tokenizer.json             trained once, for all
     <model>/                   the run folder of each
 
-A model that is done is not trained again, so others can be added later.
+A model that is done is not trained again, so others can be added later, also on another machine
+by its results.json.
 """
 
+import json
 import math
 import platform
 from collections.abc import Sequence
@@ -19,7 +21,7 @@ from typing import Any, Literal, cast, get_args
 
 import torch
 
-from leap.errors import ConfigError
+from leap.errors import ConfigError, FileError
 from leap.layers import FORMULATIONS
 from leap.models.config import PositionEmbedding
 from leap.reports.files import read_json, write_json, write_report, write_whole
@@ -90,6 +92,9 @@ class CompareConfig(Recipe, SizeConfig, TextConfig):
     seeds: tuple[int, ...] = ()
     """Random seeds, a run of each model for each, in place of one seed; the table then has means
     and, behind ±, standard deviations."""
+    recorded: Path | None = None
+    """results.json of the same comparison, made elsewhere: its runs are taken as they are, and not
+    trained again. By default all are trained."""
     output: Path = Path("runs/compare")
     """Folder for the table, the curves and a run folder for each model and seed."""
 
@@ -189,20 +194,80 @@ def compare(
     if processes(config.device).num_processes > 1:
         raise ConfigError("models are compared in one process; run it without torchrun")
     runs = run_configs(config)
-    _prepare(config, runs, read)
+    text = _prepare(config, runs, read)
+    known = Recorded() if config.recorded is None else read_recorded(config, text)
     rows: dict[str, Row] = {}
     histories: dict[str, Any] = {}
     for seed in _seeds(config):
         for name in config.models:
             run = runs[name, seed]
-            memory = _memory(name, runs[name, _seeds(config)[0]], peak_bytes)
-            label = name if len(_seeds(config)) == 1 else f"{name}, seed {seed}"
-            metrics = train(run, named(progress, label))
-            histories[label] = metrics["history"]
-            row = rows.get(name) or Row(name, metrics["parameters"], memory, ())
-            rows[name] = replace(row, outcomes=(*row.outcomes, _outcome(seed, metrics)))
-            _write(config, metrics["steps"], list(rows.values()), histories)
+            label = f"{name}, seed {seed}"
+            if label in known.rows:
+                row, histories[label] = known.rows[label], known.histories[label]
+                steps = known.steps
+            else:
+                memory = _memory(name, runs[name, _seeds(config)[0]], peak_bytes)
+                named_by = name if len(_seeds(config)) == 1 else label
+                metrics = train(run, named(progress, named_by))
+                row = Row(name, metrics["parameters"], memory, (_outcome(seed, metrics),))
+                histories[label], steps = metrics["history"], metrics["steps"]
+            if name in rows:
+                row = replace(rows[name], outcomes=(*rows[name].outcomes, *row.outcomes))
+            rows[name] = row
+            _write(config, text, steps, list(rows.values()), histories)
     return list(rows.values())
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Runs that an earlier comparison has made: a row of one outcome each, by model and seed."""
+
+    rows: dict[str, Row] = field(default_factory=dict)
+    histories: dict[str, Any] = field(default_factory=dict)
+    steps: int = 0
+
+
+def read_recorded(config: CompareConfig, text: str) -> Recorded:
+    """The runs of `config.recorded`.
+
+    Args:
+        config: what is compared.
+        text: hash of the text that is learned from.
+
+    Raises:
+        FileError: if the file is no such record, or one of runs with other settings.
+    """
+    path = config.recorded
+    assert path is not None
+    found = read_json(path)
+    try:
+        recorded, its_text, steps = found["config"], found["text"], found["steps"]
+        histories = dict(found["histories"])
+        rows = {
+            f"{row['model']}, seed {one['seed']}": Row(**row | {"outcomes": (Outcome(**one),)})
+            for row in found["rows"]
+            for one in row["outcomes"]
+        }
+        others = {name: recorded[name] for name in settings_in_common(config)}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FileError(f"{path} is no results.json of leap lm compare ({error!r})") from error
+    wanted = json.loads(json.dumps(settings_in_common(config), default=str))
+    for name, value in wanted.items():
+        if others[name] != value:
+            raise FileError(f"{path} has runs with {name}={others[name]}, not {value}")
+    if its_text != text:
+        raise FileError(f"{path} has runs that learned from another text")
+    if not histories.keys() >= rows.keys():
+        raise FileError(f"{path} lacks the learning curves of some of its runs")
+    return Recorded(rows, histories, steps)
+
+
+def settings_in_common(config: CompareConfig) -> dict[str, Any]:
+    """What all runs have in common: more models and seeds may come later."""
+    settings = asdict(config)
+    for name in ("models", "seeds", "seed", "output", "device", "recorded"):
+        settings.pop(name)
+    return settings
 
 
 def _outcome(seed: int, metrics: dict[str, Any]) -> Outcome:
@@ -226,7 +291,7 @@ def _seeds(config: CompareConfig) -> tuple[int, ...]:
 def run_configs(config: CompareConfig) -> dict[tuple[str, int], TrainConfig]:
     """The runs by model and seed: alike but for these."""
     common = {f.name: getattr(config, f.name) for f in fields(config)}
-    for name in ("models", "seeds", "output"):
+    for name in ("models", "seeds", "output", "recorded"):
         common.pop(name)
     if common["steps"] is None and common["epochs"] is None:
         common["epochs"] = 3.0
@@ -247,8 +312,11 @@ def run_configs(config: CompareConfig) -> dict[tuple[str, int], TrainConfig]:
 
 def _prepare(
     config: CompareConfig, runs: dict[tuple[str, int], TrainConfig], read: TextRead | None
-) -> None:
+) -> str:
     """Make the folder, whose models must have all but themselves in common, and the tokenizer.
+
+    Returns:
+        A hash of the text that is learned from.
 
     Raises:
         ConfigError: if one of the models cannot be made, and before anything is written.
@@ -258,10 +326,7 @@ def _prepare(
             check_model(run, run.length)
         except ConfigError as error:
             raise ConfigError(f"models: {name!r}: {error}") from error
-    settings = asdict(config)
-    for name in ("models", "seeds", "output", "device"):  # More models and seeds may come later.
-        settings.pop(name)
-    folder = RunFolder(config.output, settings)
+    folder = RunFolder(config.output, settings_in_common(config) | {"seed": config.seed})
     corpus = read_corpus(config.data)
     if read is not None:
         read(corpus)
@@ -275,6 +340,7 @@ def _prepare(
     folder.create({"text": text})
     if is_new:
         write_whole(path, tokenizer.hugging_face.backend_tokenizer.to_str())
+    return text
 
 
 def _memory(name: str, run: TrainConfig, peak_bytes: PeakBytes | None) -> int | None:
@@ -296,18 +362,26 @@ def _memory(name: str, run: TrainConfig, peak_bytes: PeakBytes | None) -> int | 
 
 
 def _write(
-    config: CompareConfig, steps: int, rows: Sequence[Row], histories: dict[str, Any]
+    config: CompareConfig,
+    text: str,
+    steps: int,
+    rows: Sequence[Row],
+    histories: dict[str, Any],
 ) -> None:
     about = {"torch": torch.__version__, "processor": platform.processor() or platform.machine()}
     results = {
         "config": asdict(config),
         "machine": about,
+        "text": text,
         "steps": steps,
         "rows": [asdict(row) for row in rows],
+        "histories": histories,
     }
-    text = markdown(describe(config, steps), table(rows))
-    write_report(config.output, {"results.json": results, "results.md": text})
-    plot_curves(histories, config.output / "curves.png", describe(config, steps))
+    page = markdown(describe(config, steps), table(rows))
+    write_report(config.output, {"results.json": results, "results.md": page})
+    is_one = len(_seeds(config)) == 1
+    curves = {name.rpartition(", ")[0] if is_one else name: h for name, h in histories.items()}
+    plot_curves(curves, config.output / "curves.png", describe(config, steps))
 
 
 def describe(config: CompareConfig, steps: int) -> str:
