@@ -14,13 +14,22 @@ any batch, of any length.
 Axes: b batch, h heads, t tokens, w width of a head, g blocks, s blocks seen.
 """
 
+from typing import Unpack
+
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from leap.errors import ConfigError
-from leap.layers.efficient.whole import MatchingAttention, at_least, row_lengths
+from leap.layers.efficient.whole import (
+    Heads,
+    MatchingAttention,
+    Projections,
+    Real,
+    at_least,
+    row_lengths,
+)
 from leap.ops.block_sparse import block_sparse_attention
 from leap.ops.softmax import softmax_attention
 
@@ -31,7 +40,7 @@ class BigBirdAttention(MatchingAttention):
     """BigBird's attention.
 
     Args:
-        hidden_size, n_head, bias, dropout: see `MatchingAttention`.
+        hidden_size, n_head, projections: see `MatchingAttention`.
         block_size: tokens in a block.
         n_random: random blocks that a block sees.
         window: blocks of its own neighbourhood that a block sees, itself included; odd.
@@ -49,10 +58,9 @@ class BigBirdAttention(MatchingAttention):
         n_random: int = 3,
         window: int = 3,
         recompute: bool = True,
-        bias: bool = True,
-        dropout: float = 0.0,
+        **projections: Unpack[Projections],
     ) -> None:
-        super().__init__(hidden_size, n_head, bias=bias, dropout=dropout)
+        super().__init__(hidden_size, n_head, **projections)
         self.block_size = at_least("block_size", block_size)
         self.n_random = at_least("n_random", n_random, 0)
         if window < 1 or window % 2 == 0:
@@ -61,13 +69,7 @@ class BigBirdAttention(MatchingAttention):
         self.recompute = recompute
         self.register_buffer("seed", torch.randint(HASH, (n_head,)))
 
-    def match(
-        self,
-        q: Float[Tensor, "b h t w"],
-        k: Float[Tensor, "b h t w"],
-        v: Float[Tensor, "b h t w"],
-        real: Bool[Tensor, "b t"] | None,
-    ) -> Float[Tensor, "b h t w"]:
+    def match(self, q: Heads, k: Heads, v: Heads, real: Real | None) -> Heads:
         """Attend between blocks, and from the ends to everything."""
         t, size = q.shape[2], self.block_size
         n_block = -(-t // size)

@@ -11,12 +11,21 @@ many times the memory; here a head's queries share one.
 Axes: b batch, h heads, t tokens, w width of a head, u queries that attend.
 """
 
+from typing import Unpack
+
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from leap.layers.efficient.sampling import draw, pick
-from leap.layers.efficient.whole import MatchingAttention, at_least, row_lengths
+from leap.layers.efficient.whole import (
+    Heads,
+    MatchingAttention,
+    Projections,
+    Real,
+    at_least,
+    row_lengths,
+)
 from leap.ops.softmax import softmax_attention
 from leap.ops.state import accumulator, as_given, mask_tokens
 
@@ -25,7 +34,7 @@ class InformerAttention(MatchingAttention):
     """Informer's attention.
 
     Args:
-        hidden_size, n_head, bias, dropout: see `MatchingAttention`.
+        hidden_size, n_head, projections: see `MatchingAttention`.
         n_query: u, of a sequence, however long.
         n_sample: keys by which to find them, drawn once.
     """
@@ -39,20 +48,13 @@ class InformerAttention(MatchingAttention):
         *,
         n_query: int = 128,
         n_sample: int = 128,
-        bias: bool = True,
-        dropout: float = 0.0,
+        **projections: Unpack[Projections],
     ) -> None:
-        super().__init__(hidden_size, n_head, bias=bias, dropout=dropout)
+        super().__init__(hidden_size, n_head, **projections)
         self.n_query = at_least("n_query", n_query)
         self.register_buffer("drawn", draw(at_least("n_sample", n_sample)))
 
-    def match(
-        self,
-        q: Float[Tensor, "b h t w"],
-        k: Float[Tensor, "b h t w"],
-        v: Float[Tensor, "b h t w"],
-        real: Bool[Tensor, "b t"] | None,
-    ) -> Float[Tensor, "b h t w"]:
+    def match(self, q: Heads, k: Heads, v: Heads, real: Real | None) -> Heads:
         """Softmax attention of the queries that choose, and the mean for the others."""
         t = q.shape[2]
         n = row_lengths(q, real)

@@ -7,11 +7,11 @@ As no product of features gives these scores, it is quadratic. A query that matc
 Axes: b batch, h heads, t tokens, w width of a head.
 """
 
-import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
+from typing import Unpack
 
-from leap.layers.efficient.whole import MatchingAttention
+import torch
+
+from leap.layers.efficient.whole import Heads, MatchingAttention, Projections, Real
 from leap.ops.state import accumulator, as_given
 
 
@@ -19,7 +19,7 @@ class JointSinhAttention(MatchingAttention):
     """Attention by the hyperbolic sine of scores.
 
     Args:
-        hidden_size, n_head, bias, dropout: see `MatchingAttention`.
+        hidden_size, n_head, projections: see `MatchingAttention`.
         eps: floor of the denominator.
     """
 
@@ -30,20 +30,13 @@ class JointSinhAttention(MatchingAttention):
         hidden_size: int,
         n_head: int,
         *,
-        bias: bool = True,
-        dropout: float = 0.0,
         eps: float = 1e-6,
+        **projections: Unpack[Projections],
     ) -> None:
-        super().__init__(hidden_size, n_head, bias=bias, dropout=dropout)
+        super().__init__(hidden_size, n_head, **projections)
         self.eps = eps
 
-    def match(
-        self,
-        q: Float[Tensor, "b h t w"],
-        k: Float[Tensor, "b h t w"],
-        v: Float[Tensor, "b h t w"],
-        real: Bool[Tensor, "b t"] | None,
-    ) -> Float[Tensor, "b h t w"]:
+    def match(self, q: Heads, k: Heads, v: Heads, real: Real | None) -> Heads:
         """The mean of all values, weighted by the sinh of what scores there are above 0."""
         exact = accumulator(v)
         with as_given(v):

@@ -10,11 +10,8 @@ approximation in O(t).
 Axes: b batch, h heads, t tokens, w width of a head.
 """
 
-from jaxtyping import Bool, Float
-from torch import Tensor
-
 from leap.layers.efficient.gaussian import gaussian
-from leap.layers.efficient.whole import MatchingAttention
+from leap.layers.efficient.whole import Heads, MatchingAttention, Real
 from leap.ops.state import accumulator, as_given, mask_tokens
 
 
@@ -22,18 +19,12 @@ class KernelizedAttention(MatchingAttention):
     """Attention by a Gaussian kernel.
 
     Args:
-        hidden_size, n_head, bias, dropout: see `MatchingAttention`.
+        hidden_size, n_head, projections: see `MatchingAttention`.
     """
 
     looks_at_order = False
 
-    def match(
-        self,
-        q: Float[Tensor, "b h t w"],
-        k: Float[Tensor, "b h t w"],
-        v: Float[Tensor, "b h t w"],
-        real: Bool[Tensor, "b t"] | None,
-    ) -> Float[Tensor, "b h t w"]:
+    def match(self, q: Heads, k: Heads, v: Heads, real: Real | None) -> Heads:
         """The sum of all values, each by the kernel of its key with the query."""
         exact = accumulator(v)
         with as_given(v):

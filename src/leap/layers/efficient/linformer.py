@@ -11,12 +11,13 @@ columns meet nothing.
 Axes: b batch, h heads, t tokens, w width of a head, k mixtures.
 """
 
+from typing import Unpack
+
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import nn
 
 from leap.errors import InputError
-from leap.layers.efficient.whole import MatchingAttention, at_least
+from leap.layers.efficient.whole import Heads, MatchingAttention, Projections, Real, at_least
 from leap.ops.softmax import softmax_attention
 from leap.ops.state import mask_tokens
 
@@ -25,7 +26,7 @@ class LinformerAttention(MatchingAttention):
     """Linformer's attention.
 
     Args:
-        hidden_size, n_head, bias, dropout: see `MatchingAttention`.
+        hidden_size, n_head, projections: see `MatchingAttention`.
         length: the longest sequence.
         n_mixture: k.
     """
@@ -39,10 +40,9 @@ class LinformerAttention(MatchingAttention):
         *,
         length: int,
         n_mixture: int = 128,
-        bias: bool = True,
-        dropout: float = 0.0,
+        **projections: Unpack[Projections],
     ) -> None:
-        super().__init__(hidden_size, n_head, bias=bias, dropout=dropout)
+        super().__init__(hidden_size, n_head, **projections)
         self.length = at_least("length", length)
         self.mixtures = nn.Parameter(torch.empty(n_head, at_least("n_mixture", n_mixture), length))
         self.reset_parameters()
@@ -51,13 +51,7 @@ class LinformerAttention(MatchingAttention):
         """Begin with mixtures as large as their tokens are."""
         nn.init.normal_(self.mixtures, std=self.length**-0.5)
 
-    def match(
-        self,
-        q: Float[Tensor, "b h t w"],
-        k: Float[Tensor, "b h t w"],
-        v: Float[Tensor, "b h t w"],
-        real: Bool[Tensor, "b t"] | None,
-    ) -> Float[Tensor, "b h t w"]:
+    def match(self, q: Heads, k: Heads, v: Heads, real: Real | None) -> Heads:
         """Softmax attention over the mixtures."""
         t = q.shape[2]
         if t > self.length:

@@ -10,12 +10,21 @@ on each other.
 Axes: b batch, h heads, t tokens, d hidden size, w width of a head, m landmarks.
 """
 
+from typing import Unpack
+
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from leap.errors import ConfigError
-from leap.layers.efficient.whole import MatchingAttention, at_least, row_lengths
+from leap.layers.efficient.whole import (
+    Heads,
+    MatchingAttention,
+    Projections,
+    Real,
+    at_least,
+    row_lengths,
+)
 from leap.ops.softmax import softmax_attention
 from leap.ops.state import accumulator, as_given, mask_tokens
 
@@ -24,7 +33,7 @@ class NystromformerAttention(MatchingAttention):
     """Nystromformer's attention.
 
     Args:
-        hidden_size, n_head, bias, dropout: see `MatchingAttention`.
+        hidden_size, n_head, projections: see `MatchingAttention`.
         n_landmark: m. In a sequence as short as that, each token is one.
         n_iteration: steps towards the pseudo-inverse.
         conv_kernel: width of a convolution of the values, learned for each head and added to what
@@ -39,10 +48,9 @@ class NystromformerAttention(MatchingAttention):
         n_landmark: int = 128,
         n_iteration: int = 6,
         conv_kernel: int | None = None,
-        bias: bool = True,
-        dropout: float = 0.0,
+        **projections: Unpack[Projections],
     ) -> None:
-        super().__init__(hidden_size, n_head, bias=bias, dropout=dropout)
+        super().__init__(hidden_size, n_head, **projections)
         self.n_landmark = at_least("n_landmark", n_landmark)
         self.n_iteration = at_least("n_iteration", n_iteration)
         self.conv = None
@@ -58,13 +66,7 @@ class NystromformerAttention(MatchingAttention):
                 bias=False,
             )
 
-    def match(
-        self,
-        q: Float[Tensor, "b h t w"],
-        k: Float[Tensor, "b h t w"],
-        v: Float[Tensor, "b h t w"],
-        real: Bool[Tensor, "b t"] | None,
-    ) -> Float[Tensor, "b h t w"]:
+    def match(self, q: Heads, k: Heads, v: Heads, real: Real | None) -> Heads:
         """The three matrices, multiplied from the right."""
         n = row_lengths(q, real)
         counts = torch.arange(self.n_landmark, device=q.device) < n.unsqueeze(1)

@@ -14,11 +14,13 @@ cancels with theirs. So no denominator is below 1, where the original adds 1e-4 
 Axes: b batch, h heads, t tokens, w width of a head, m features.
 """
 
+from typing import Unpack
+
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-from leap.layers.efficient.whole import MatchingAttention, at_least
+from leap.layers.efficient.whole import Heads, MatchingAttention, Projections, Real, at_least
 from leap.ops.linear import linear_attention
 from leap.ops.state import accumulator, as_given
 
@@ -27,7 +29,7 @@ class PerformerAttention(MatchingAttention):
     """Performer's attention.
 
     Args:
-        hidden_size, n_head, bias, dropout: see `MatchingAttention`.
+        hidden_size, n_head, projections: see `MatchingAttention`.
         n_feature: m, the same for all heads, drawn once: the more, the closer to softmax.
     """
 
@@ -40,20 +42,13 @@ class PerformerAttention(MatchingAttention):
         n_head: int,
         *,
         n_feature: int = 128,
-        bias: bool = True,
-        dropout: float = 0.0,
+        **projections: Unpack[Projections],
     ) -> None:
-        super().__init__(hidden_size, n_head, bias=bias, dropout=dropout)
+        super().__init__(hidden_size, n_head, **projections)
         at_least("n_feature", n_feature)
         self.register_buffer("omega", orthogonal_normal(n_feature, self.head_width))
 
-    def match(
-        self,
-        q: Float[Tensor, "b h t w"],
-        k: Float[Tensor, "b h t w"],
-        v: Float[Tensor, "b h t w"],
-        real: Bool[Tensor, "b t"] | None,
-    ) -> Float[Tensor, "b h t w"]:
+    def match(self, q: Heads, k: Heads, v: Heads, real: Real | None) -> Heads:
         """Linear attention under the random features."""
         with as_given(v):
             q, k = self.log_features(q), self.log_features(k)

@@ -20,10 +20,10 @@ in each.
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from leap.layers.efficient.whole import WholeSequenceAttention, at_least, row_lengths
+from leap.layers.efficient.whole import Hidden, Real, WholeSequenceAttention, at_least, row_lengths
 from leap.ops.state import accumulator, as_given
 
 
@@ -64,9 +64,7 @@ class ReformerAttention(WholeSequenceAttention):
         )
         self.dropout = dropout
 
-    def attend(
-        self, x: Float[Tensor, "b t d"], real: Bool[Tensor, "b t"] | None
-    ) -> Float[Tensor, "b t d"]:
+    def attend(self, x: Hidden, real: Real | None) -> Hidden:
         """Sort, attend within chunks, put back in order, and average over hashes."""
         t = x.shape[1]
         size = min(self.chunk_size, t)

@@ -22,11 +22,11 @@ import math
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Complex, Float
+from jaxtyping import Complex, Float
 from torch import Tensor, nn
 
 from leap.errors import ConfigError
-from leap.layers.efficient.whole import WholeSequenceAttention
+from leap.layers.efficient.whole import Hidden, Real, WholeSequenceAttention
 from leap.ops.state import accumulator, as_given
 
 SHORTEST_STEP, LONGEST_STEP = 0.001, 0.1
@@ -74,9 +74,7 @@ class S4DAttention(WholeSequenceAttention):
         nn.init.normal_(self.c, std=0.5**0.5)
         nn.init.normal_(self.skip)
 
-    def attend(
-        self, x: Float[Tensor, "b t d"], real: Bool[Tensor, "b t"] | None
-    ) -> Float[Tensor, "b t d"]:
+    def attend(self, x: Hidden, real: Real | None) -> Hidden:
         """Convolve in both directions. Pads are 0, and the state behind a row's end is too."""
         exact = accumulator(x)
         with as_given(x):

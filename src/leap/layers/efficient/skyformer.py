@@ -9,14 +9,22 @@ is exact, by Cholesky, where the original takes six steps of an iteration.
 Axes: b batch, h heads, t tokens, w width of a head, m landmarks.
 """
 
+from typing import Unpack
+
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from leap.errors import ConfigError
 from leap.layers.efficient.gaussian import gaussian
 from leap.layers.efficient.sampling import draw, pick
-from leap.layers.efficient.whole import MatchingAttention, at_least, row_lengths
+from leap.layers.efficient.whole import (
+    Heads,
+    MatchingAttention,
+    Projections,
+    Real,
+    at_least,
+    row_lengths,
+)
 from leap.ops.state import accumulator, as_given, mask_tokens
 
 
@@ -24,7 +32,7 @@ class SkyformerAttention(MatchingAttention):
     """Skyformer's attention.
 
     Args:
-        hidden_size, n_head, bias, dropout: see `MatchingAttention`.
+        hidden_size, n_head, projections: see `MatchingAttention`.
         n_landmark: m, half of them queries and half keys, drawn once.
         ridge: added to the diagonal before inverting; above 0.
     """
@@ -38,22 +46,15 @@ class SkyformerAttention(MatchingAttention):
         *,
         n_landmark: int = 128,
         ridge: float = 0.1,
-        bias: bool = True,
-        dropout: float = 0.0,
+        **projections: Unpack[Projections],
     ) -> None:
-        super().__init__(hidden_size, n_head, bias=bias, dropout=dropout)
+        super().__init__(hidden_size, n_head, **projections)
         if ridge <= 0:
             raise ConfigError(f"ridge={ridge} leaves nothing to invert by; give more than 0")
         self.ridge = ridge
         self.register_buffer("drawn", draw(at_least("n_landmark", n_landmark, 2)))
 
-    def match(
-        self,
-        q: Float[Tensor, "b h t w"],
-        k: Float[Tensor, "b h t w"],
-        v: Float[Tensor, "b h t w"],
-        real: Bool[Tensor, "b t"] | None,
-    ) -> Float[Tensor, "b h t w"]:
+    def match(self, q: Heads, k: Heads, v: Heads, real: Real | None) -> Heads:
         """The three matrices, multiplied from the right."""
         exact = accumulator(v)
         q, k, v = (x.to(exact) for x in (q, k, mask_tokens(v, real)))

@@ -8,7 +8,7 @@ Axes: b batch, h heads, t tokens, d hidden size, w width of a head.
 """
 
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,18 @@ from torch import Tensor, nn
 from leap.errors import ConfigError, InputError
 from leap.layers.attention import Attention, attend_packed
 from leap.ops.state import Recurrent, State
+
+Hidden = Float[Tensor, "b t d"]
+Heads = Float[Tensor, "b h t w"]
+Real = Bool[Tensor, "b t"]
+"""True at real tokens."""
+
+
+class Projections(TypedDict, total=False):
+    """What may be chosen of the projections around any `MatchingAttention`."""
+
+    bias: bool
+    dropout: float
 
 
 class WholeSequenceAttention(Attention):
@@ -29,9 +41,7 @@ class WholeSequenceAttention(Attention):
     """Whether it is made for sequences up to `length`, which the constructor then asks for."""
 
     @abstractmethod
-    def attend(
-        self, x: Float[Tensor, "b t d"], real: Bool[Tensor, "b t"] | None
-    ) -> Float[Tensor, "b t d"]:
+    def attend(self, x: Hidden, real: Real | None) -> Hidden:
         """Mix the tokens of each row.
 
         Args:
@@ -109,18 +119,10 @@ class MatchingAttention(WholeSequenceAttention):
         self.dropout = dropout
 
     @abstractmethod
-    def match(
-        self,
-        q: Float[Tensor, "b h t w"],
-        k: Float[Tensor, "b h t w"],
-        v: Float[Tensor, "b h t w"],
-        real: Bool[Tensor, "b t"] | None,
-    ) -> Float[Tensor, "b h t w"]:
+    def match(self, q: Heads, k: Heads, v: Heads, real: Real | None) -> Heads:
         """The values each query attends to. The projections' biases stand at pads."""
 
-    def attend(
-        self, x: Float[Tensor, "b t d"], real: Bool[Tensor, "b t"] | None
-    ) -> Float[Tensor, "b t d"]:
+    def attend(self, x: Hidden, real: Real | None) -> Hidden:
         """Project, match, and join the heads."""
         q, k, v = (self.split(proj(x)) for proj in (self.q_proj, self.k_proj, self.v_proj))
         o = self.match(q, k, v, real).to(v.dtype)
