@@ -9,7 +9,7 @@ from leap.layers.block import Block, FeedForward
 from leap.layers.convolution import ConvolvedState, ShortConvolution
 from leap.layers.delta import DecayGate, GatedDeltaAttention
 from leap.layers.dropout import Dropout
-from leap.layers.fastformer import FastformerAttention
+from leap.layers.efficient.fastformer import FastformerAttention
 from leap.layers.gate import ForgetGate
 from leap.layers.leapformer import LeapformerAttention
 from leap.layers.proportion import FixedProportion, LearnedProportion

@@ -43,6 +43,7 @@ from torch import Tensor, nn
 from leap.errors import ConfigError, InputError
 from leap.layers.attention import (
     Attention,
+    Hidden,
     check_alibi,
     distance_slopes,
     one_of,
@@ -187,17 +188,9 @@ class LeapAttention(Noted, Attention):
             )
         return super().step(x, state, **inputs)
 
-    def focus(
-        self,
-        x: Float[Tensor, "b t d"],
-        state: State | None = None,
-        *,
-        key_mask: Bool[Tensor, "b t"] | None = None,
-        positions: Int[Tensor, "b t"] | None = None,
-        cu_seqlens: Int[Tensor, " n"] | None = None,
-    ) -> Focus:
+    def focus(self, x: Hidden, state: State | None = None, **inputs: Tensor | None) -> Focus:
         """What `forward` looks at, given the same."""
-        return self._attend(x, state, key_mask, cu_seqlens, positions)[2]
+        return self._attend(x, state, **inputs)[2]
 
     def take(
         self,
@@ -264,9 +257,9 @@ class LeapAttention(Noted, Attention):
         self,
         x: Tensor,
         state: State | None,
-        key_mask: Tensor | None,
-        cu_seqlens: Tensor | None,
-        positions: Tensor | None,
+        key_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        positions: Tensor | None = None,
     ) -> "Attended":
         self.check_tokens(x, key_mask)
         if state is not None and self.form == "bidirectional":

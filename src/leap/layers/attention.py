@@ -14,7 +14,7 @@ Axes: b batch, t tokens, s source tokens, d hidden size (all heads), h heads.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 import torch.nn.functional as F
@@ -35,7 +35,30 @@ Form = Literal["causal", "bidirectional", "cross"]
 Rotary = bool | Literal["selective"]
 Where = Int[Tensor, "b t"] | Float[Tensor, "b h t p"]
 """Where tokens stand: their positions, or how far each pair of channels has turned."""
+Hidden = Float[Tensor, "b t d"]
+Source = Float[Tensor, "b s d"]
+Heads = Float[Tensor, "b h t w"]
+Values = Float[Tensor, "b h t v"]
+Keys = Float[Tensor, "b h s w"]
+KeyValues = Float[Tensor, "b h s v"]
 R = TypeVar("R", bound=Recurrent)
+
+
+class Known(NamedTuple):
+    """What is known of the tokens of a call besides what they hold; None for what is not given."""
+
+    key_mask: Bool[Tensor, "b s"] | None = None
+    """True at the real tokens of what is read."""
+    positions: Where | None = None
+    """Where the tokens stand that attend, for layers that look at it."""
+    source_positions: Where | None = None
+    """Where those stand that are read."""
+    cu_seqlens: Int[Tensor, " n"] | None = None
+    """In the causal form, where packed sequences begin, and the last one ends."""
+    visible: Int[Tensor, " t"] | Int[Tensor, "b t"] | None = None
+    """In the other forms, how many of the tokens read each may see."""
+    angles: Float[Tensor, "b h t m"] | None = None
+    """In the cross form, how far the tokens that attend have travelled."""
 
 
 class Attention(nn.Module, ABC):
@@ -301,32 +324,14 @@ class DotProductAttention(Attention):
 
     @abstractmethod
     def attend_causally(
-        self,
-        x: Float[Tensor, "b t d"],
-        q: Float[Tensor, "b h t w"],
-        k: Float[Tensor, "b h t w"],
-        v: Float[Tensor, "b h t v"],
-        past: Any,
-        *,
-        key_mask: Bool[Tensor, "b t"] | None,
-        positions: Where | None,
-        cu_seqlens: Int[Tensor, " n"] | None,
-    ) -> tuple[Float[Tensor, "b h t v"], Recurrent]:
+        self, x: Hidden, q: Heads, k: Heads, v: Values, past: Any, known: Known
+    ) -> tuple[Values, Recurrent]:
         """Read x, projected to q, k and v, each token attending to itself and the past."""
 
     @abstractmethod
     def attend_to(
-        self,
-        x: Float[Tensor, "b t d"],
-        source: Float[Tensor, "b s d"] | None,
-        past: Any,
-        *,
-        visible: Int[Tensor, " t"] | Int[Tensor, "b t"] | None,
-        key_mask: Bool[Tensor, "b s"] | None,
-        positions: Int[Tensor, "b t"] | None,
-        source_positions: Int[Tensor, "b s"] | None,
-        angles: Float[Tensor, "b h t m"] | None,
-    ) -> tuple[Float[Tensor, "b h t v"], Recurrent]:
+        self, x: Hidden, source: Source | None, past: Any, known: Known
+    ) -> tuple[Values, Recurrent]:
         """Read the source, then let each token of x attend to everything read."""
 
     def forward(
@@ -368,29 +373,15 @@ class DotProductAttention(Attention):
                 at, clock = walked(
                     self.rotation(x), clock, key_mask=key_mask, cu_seqlens=cu_seqlens
                 )
-            o, after = self.attend_causally(
-                x, q, k, v, past, key_mask=key_mask, positions=at, cu_seqlens=cu_seqlens
-            )
+            known = Known(key_mask, at, cu_seqlens=cu_seqlens)
+            o, after = self.attend_causally(x, q, k, v, past, known)
             after = _wrapped(after, taps, clock)
         else:
-            o, after = self.attend_to(
-                x,
-                read,
-                past,
-                visible=visible,
-                key_mask=key_mask,
-                positions=at,
-                source_positions=read_at,
-                angles=angles,
-            )
+            known = Known(key_mask, at, read_at, visible=visible, angles=angles)
+            o, after = self.attend_to(x, read, past, known)
         return self.leave(o, x), after
 
-    def leave(
-        self,
-        o: Float[Tensor, "b h t v"],
-        x: Float[Tensor, "b t d"],
-        whole: Float[Tensor, "b h t v"] | None = None,
-    ) -> Float[Tensor, "b t d"]:
+    def leave(self, o: Values, x: Hidden, whole: Values | None = None) -> Hidden:
         """What the layer gives, of attended values.
 
         Args:
@@ -403,12 +394,7 @@ class DotProductAttention(Attention):
             y = y * self.output_gate(x).sigmoid()
         return self.o_proj(y)
 
-    def finish(
-        self,
-        o: Float[Tensor, "b h t v"],
-        x: Float[Tensor, "b t d"],
-        whole: Float[Tensor, "b h t v"] | None = None,
-    ) -> Float[Tensor, "b h t v"]:
+    def finish(self, o: Values, x: Hidden, whole: Values | None = None) -> Values:
         """Attended values as they leave the heads: normed, gated, dropped, as the layer does."""
         return o
 
@@ -460,17 +446,7 @@ class DotProductAttention(Attention):
         if self.rotation is not None:
             at, clock = walked(self.rotation(x), clock, key_mask=key_mask)
             read_at = at
-        o, after = self.weigh(
-            x,
-            read,
-            q,
-            k,
-            values,
-            past,
-            key_mask=key_mask,
-            positions=at,
-            source_positions=read_at,
-        )
+        o, after = self.weigh(x, read, q, k, values, past, Known(key_mask, at, read_at))
         return o, after if after is None else _wrapped(after, taps, clock)
 
     def contributions(
@@ -510,18 +486,8 @@ class DotProductAttention(Attention):
         return self.split(self.v_proj(source))
 
     def weigh(
-        self,
-        x: Float[Tensor, "b t d"],
-        source: Float[Tensor, "b s d"],
-        q: Float[Tensor, "b h t w"],
-        k: Float[Tensor, "b h s w"],
-        values: Float[Tensor, "b h s n"],
-        past: Any,
-        *,
-        key_mask: Bool[Tensor, "b s"] | None,
-        positions: Where | None,
-        source_positions: Int[Tensor, "b s"] | Float[Tensor, "b h s _"] | None,
-    ) -> tuple[Float[Tensor, "b h t n"], Recurrent | None]:
+        self, x: Hidden, source: Source, q: Heads, k: Keys, v: KeyValues, past: Any, known: Known
+    ) -> tuple[Values, Recurrent | None]:
         """What queries take of values that stand by the keys; if causal, the source is x itself."""
         raise ConfigError(f"{type(self).__name__} cannot tell how much of each token it takes")
 

@@ -72,7 +72,7 @@ class ConvolvedState(Joint):
 
 
 def short_convolution(taps: int | None, n_channel: int, form: str) -> ShortConvolution | None:
-    """The convolution of a layer of so many projected channels, if it is to have one."""
+    """The convolution of a layer with `n_channel` projected channels, if it is to have one."""
     if taps is None:
         return None
     if form != "causal":

@@ -18,11 +18,21 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from leap.errors import ConfigError
-from leap.layers.attention import DotProductAttention, Where, rms_normed
+from leap.layers.attention import (
+    DotProductAttention,
+    Heads,
+    Hidden,
+    Keys,
+    KeyValues,
+    Known,
+    Source,
+    Values,
+    rms_normed,
+)
 from leap.layers.equalise import Learned
 from leap.ops.delta import DeltaState, causal_delta_attention
 from leap.ops.state import Recurrent, accumulator
@@ -72,17 +82,8 @@ class GatedDeltaAttention(DotProductAttention):
         self.norm = nn.RMSNorm(self.value_width, eps=eps)
 
     def attend_causally(
-        self,
-        x: Float[Tensor, "b t d"],
-        q: Float[Tensor, "b h t w"],
-        k: Float[Tensor, "b h t w"],
-        v: Float[Tensor, "b h t v"],
-        past: DeltaState | None,
-        *,
-        key_mask: Bool[Tensor, "b t"] | None,
-        positions: Where | None,
-        cu_seqlens: Int[Tensor, " n"] | None = None,
-    ) -> tuple[Float[Tensor, "b h t v"], DeltaState]:
+        self, x: Hidden, q: Heads, k: Heads, v: Values, past: DeltaState | None, known: Known
+    ) -> tuple[Values, DeltaState]:
         """Read x, projected to q, k and v, each token attending to itself and the past."""
         total = accumulator(x)
         if self.convolution is None:  # Which ends in SiLU itself.
@@ -96,16 +97,11 @@ class GatedDeltaAttention(DotProductAttention):
             beta,
             past,
             log_gate=self.gate(x),
-            key_mask=key_mask,
-            cu_seqlens=cu_seqlens,
+            key_mask=known.key_mask,
+            cu_seqlens=known.cu_seqlens,
         )
 
-    def finish(
-        self,
-        o: Float[Tensor, "b h t v"],
-        x: Float[Tensor, "b t d"],
-        whole: Float[Tensor, "b h t v"] | None = None,
-    ) -> Float[Tensor, "b h t v"]:
+    def finish(self, o: Values, x: Hidden, whole: Values | None = None) -> Values:
         """Attended values, normed and gated."""
         o = rms_normed(o, whole, self.norm.eps or 0.0) * self.norm.weight
         o = o.to(x.dtype) * F.silu(self.split(self.output_gate_proj(x)))
@@ -116,20 +112,10 @@ class GatedDeltaAttention(DotProductAttention):
         raise ConfigError("GatedDeltaAttention has form='causal' alone")
 
     def weigh(
-        self,
-        x: Float[Tensor, "b t d"],
-        source: Float[Tensor, "b s d"],
-        q: Float[Tensor, "b h t w"],
-        k: Float[Tensor, "b h s w"],
-        values: Float[Tensor, "b h s n"],
-        past: Any,
-        *,
-        key_mask: Bool[Tensor, "b s"] | None,
-        positions: Where | None,
-        source_positions: Int[Tensor, "b s"] | Float[Tensor, "b h s _"] | None,
-    ) -> tuple[Float[Tensor, "b h t n"], Recurrent | None]:
+        self, x: Hidden, source: Source, q: Heads, k: Keys, v: KeyValues, past: Any, known: Known
+    ) -> tuple[Values, Recurrent | None]:
         """What queries take of values; what overwrites a value takes it off again."""
-        return self.attend_causally(x, q, k, values, past, key_mask=key_mask, positions=None)
+        return self.attend_causally(x, q, k, v, past, known)
 
 
 class DecayGate(Learned):

@@ -43,7 +43,7 @@ class ForgetGate(Learned):
     Args:
         hidden_size: width of x.
         n_head: heads to gate.
-        n_channel: channels of each head, for a gate to each; None for one a head.
+        n_channel: channels of each head, for a gate to each; None for one per head.
     """
 
     part = "gates"
@@ -87,7 +87,7 @@ class ForgetGate(Learned):
     def forward(
         self, x: Float[Tensor, "b t d"]
     ) -> Float[Tensor, "b h t"] | Float[Tensor, "b h t c"]:
-        """The log of the gates, one a head or one a channel of each."""
+        """The log of the gates, one per head or one per channel."""
         log_gate = F.logsigmoid(self.net(x))
         if self.of_channels:
             log_gate = log_gate.unflatten(-1, (self.n_head, -1))

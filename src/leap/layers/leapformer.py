@@ -43,8 +43,14 @@ from leap.errors import ConfigError, InputError
 from leap.layers.attention import (
     DotProductAttention,
     Form,
+    Heads,
+    Hidden,
+    Keys,
+    KeyValues,
+    Known,
     Rotary,
-    Where,
+    Source,
+    Values,
     check_alibi,
     distance_slopes,
     one_of,
@@ -235,28 +241,20 @@ class LeapformerAttention(DotProductAttention):
         )
 
     def attend_causally(
-        self,
-        x: Float[Tensor, "b t d"],
-        q: Float[Tensor, "b h t w"],
-        k: Float[Tensor, "b h t w"],
-        v: Float[Tensor, "b h t v"],
-        past: LinearState | None,
-        *,
-        key_mask: Bool[Tensor, "b t"] | None,
-        positions: Where | None,
-        cu_seqlens: Int[Tensor, " n"] | None = None,
-    ) -> tuple[Float[Tensor, "b h t v"], LinearState]:
+        self, x: Hidden, q: Heads, k: Heads, v: Values, past: LinearState | None, known: Known
+    ) -> tuple[Values, LinearState]:
         """Read x, projected to q, k and v, each token attending to itself and the past."""
         x_weights = y_weights = None
         feature = self._fused_feature()
         if feature is None:
-            (q, x_weights), (k, y_weights) = self._queries(q, positions), self._keys(k, positions)
+            at = known.positions
+            (q, x_weights), (k, y_weights) = self._queries(q, at), self._keys(k, at)
         else:
             q = self._scaled(q)
         options: dict[str, Any] = {
             "feature": feature,
-            "key_mask": key_mask,
-            "cu_seqlens": cu_seqlens,
+            "key_mask": known.key_mask,
+            "cu_seqlens": known.cu_seqlens,
             "log_gate": None if self.gate is None else self._for_all_heads(self.gate(x)),
             "fade": self.fade,
             "normalise": self.normalise,
@@ -272,19 +270,10 @@ class LeapformerAttention(DotProductAttention):
         return self._divided(o), after
 
     def attend_to(
-        self,
-        x: Float[Tensor, "b t d"],
-        source: Float[Tensor, "b s d"] | None,
-        past: LinearState | None,
-        *,
-        visible: Int[Tensor, " t"] | Int[Tensor, "b t"] | None,
-        key_mask: Bool[Tensor, "b s"] | None,
-        positions: Int[Tensor, "b t"] | None,
-        source_positions: Int[Tensor, "b s"] | None,
-        angles: Float[Tensor, "b h t m"] | None,
-    ) -> tuple[Float[Tensor, "b h t v"], LinearState]:
+        self, x: Hidden, source: Source | None, past: LinearState | None, known: Known
+    ) -> tuple[Values, LinearState]:
         """Read the source, then let each token of x attend to everything read."""
-        if self.knows_only_whole_sequences and (visible is not None or past is not None):
+        if self.knows_only_whole_sequences and (known.visible is not None or past is not None):
             raise InputError(
                 "this layer needs whole sequences: shares of a row's length or of its last place, "
                 "and fading in both directions, cannot be known while it is read; give the layer "
@@ -293,22 +282,10 @@ class LeapformerAttention(DotProductAttention):
         q = self.split(self.q_proj(x))
         if source is None:
             assert past is not None  # or there was nothing to attend to
-            q, weights = self._asked(x, q, past, positions, angles)
+            q, weights = self._asked(x, q, past, known.positions, known.angles)
             return self._attend(widen(q, weights), past), past
         k, v = self.split(self.k_proj(source)), self.split(self.v_proj(source))
-        return self._take(
-            x,
-            source,
-            q,
-            k,
-            v,
-            past,
-            visible=visible,
-            key_mask=key_mask,
-            positions=positions,
-            source_positions=source_positions,
-            angles=angles,
-        )
+        return self._take(x, source, q, k, v, past, known)
 
     def walk(
         self,
@@ -329,35 +306,12 @@ class LeapformerAttention(DotProductAttention):
         return walked(turn, past, key_mask=key_mask)
 
     def weigh(
-        self,
-        x: Float[Tensor, "b t d"],
-        source: Float[Tensor, "b s d"],
-        q: Float[Tensor, "b h t w"],
-        k: Float[Tensor, "b h s w"],
-        values: Float[Tensor, "b h s n"],
-        past: Any,
-        *,
-        key_mask: Bool[Tensor, "b s"] | None,
-        positions: Where | None,
-        source_positions: Int[Tensor, "b s"] | Float[Tensor, "b h s _"] | None,
-    ) -> tuple[Float[Tensor, "b h t n"], Recurrent | None]:
+        self, x: Hidden, source: Source, q: Heads, k: Keys, v: KeyValues, past: Any, known: Known
+    ) -> tuple[Values, Recurrent | None]:
         """What queries take of values that stand by the keys; if causal, the source is x itself."""
         if self.form == "causal":
-            return self.attend_causally(
-                x, q, k, values, past, key_mask=key_mask, positions=positions
-            )
-        o, _ = self._take(
-            x,
-            source,
-            q,
-            k,
-            values,
-            None,
-            key_mask=key_mask,
-            positions=positions,
-            source_positions=source_positions,
-        )
-        return o, None
+            return self.attend_causally(x, q, k, v, past, known)
+        return self._take(x, source, q, k, v, None, known)[0], None
 
     def shares(
         self,
@@ -420,15 +374,11 @@ class LeapformerAttention(DotProductAttention):
         k: Tensor,
         v: Tensor,
         past: LinearState | None,
-        *,
-        key_mask: Tensor | None,
-        positions: Tensor | None,
-        source_positions: Tensor | None,
-        visible: Tensor | None = None,
-        angles: Tensor | None = None,
+        known: Known,
     ) -> tuple[Tensor, LinearState]:
         """What each token of x takes of the values of the source, read on top of the past."""
-        k, y_weights = self._keys(k, source_positions)
+        key_mask, positions, visible = known.key_mask, known.positions, known.visible
+        k, y_weights = self._keys(k, known.source_positions)
         turn = last = None
         if self.places == "divided":
             assert self.steps is not None
@@ -440,7 +390,7 @@ class LeapformerAttention(DotProductAttention):
         if self.form == "bidirectional" and self.steps is not None:
             q, x_weights = self._queries(q, positions)[0], y_weights
         else:
-            q, x_weights = self._asked(x, q, past, positions, angles)
+            q, x_weights = self._asked(x, q, past, positions, known.angles)
         weights, v = _both(x_weights, y_weights), self._values(v)
         options: dict[str, Any] = {"normalise": self.normalise, "eps": self.eps}
         if self.fades_both_ways:
@@ -554,12 +504,7 @@ class LeapformerAttention(DotProductAttention):
         weighted, denominator = o.chunk(2, dim=1)
         return weighted / denominator.clamp_min(self.eps)
 
-    def finish(
-        self,
-        o: Float[Tensor, "b h t v"],
-        x: Float[Tensor, "b t d"],
-        whole: Float[Tensor, "b h t v"] | None = None,
-    ) -> Float[Tensor, "b h t v"]:
+    def finish(self, o: Values, x: Hidden, whole: Values | None = None) -> Values:
         """Attended values as they leave the heads."""
         if self.norm is not None:
             o = rms_normed(o, whole, self.eps) * self.norm.weight

@@ -31,9 +31,9 @@ class LearnedProportion(Learned):
         hidden: hidden units r (the paper's LRA models: 16); 1 for a single layer.
         step_down: the hidden width given as head_width / step_down instead (its language
             models: 4).
-        n_head: for a net to each of so many heads; None for one that all heads share, as in the
+        n_head: the number of heads, for a net to each; None for one that all heads share, as in the
             paper.
-        bins: for proportions at the centres of so many equal bins. The gradient passes as if
+        bins: for proportions at the centres of this number of equal bins. The gradient passes as if
             they had not been rounded.
     """
 

@@ -12,15 +12,21 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from leap.errors import ConfigError
 from leap.layers.attention import (
     DotProductAttention,
     Form,
+    Heads,
+    Hidden,
+    Keys,
+    KeyValues,
+    Known,
     Rotary,
-    Where,
+    Source,
+    Values,
     check_alibi,
     distance_slopes,
     placed,
@@ -101,64 +107,46 @@ class SoftmaxAttention(DotProductAttention):
         check_gate(gate, form)
         if gate not in (None, "head"):
             raise ConfigError(
-                f"gate={gate!r}: softmax attention adds one number to a score, and has a gate a "
-                "head; use gate='head', or linear attention for gates of channels"
+                f"gate={gate!r}: softmax attention adds one number to a score, and has a gate "
+                "per head; use gate='head', or linear attention for gates of channels"
             )
         self.gate = None if gate is None else ForgetGate(hidden_size, n_head)
 
     def attend_causally(
-        self,
-        x: Float[Tensor, "b t d"],
-        q: Float[Tensor, "b h t w"],
-        k: Float[Tensor, "b h t w"],
-        v: Float[Tensor, "b h t v"],
-        past: SoftmaxState | None,
-        *,
-        key_mask: Bool[Tensor, "b t"] | None,
-        positions: Where | None,
-        cu_seqlens: Int[Tensor, " n"] | None,
-    ) -> tuple[Float[Tensor, "b h t v"], SoftmaxState]:
+        self, x: Hidden, q: Heads, k: Heads, v: Values, past: SoftmaxState | None, known: Known
+    ) -> tuple[Values, SoftmaxState]:
         """Read x, projected to q, k and v, each token attending to itself and the past."""
         return causal_softmax_attention(
-            _placed(q, positions),
-            _placed(k, positions),
+            _placed(q, known.positions),
+            _placed(k, known.positions),
             v,
             past,
-            key_mask=key_mask,
-            cu_seqlens=cu_seqlens,
+            key_mask=known.key_mask,
+            cu_seqlens=known.cu_seqlens,
             slopes=self._slopes(x),
             log_gate=self._log_gate(x),
             dropout=self._dropout,
         )
 
     def attend_to(
-        self,
-        x: Float[Tensor, "b t d"],
-        source: Float[Tensor, "b s d"] | None,
-        past: SoftmaxState | None,
-        *,
-        visible: Int[Tensor, " t"] | Int[Tensor, "b t"] | None,
-        key_mask: Bool[Tensor, "b s"] | None,
-        positions: Int[Tensor, "b t"] | None,
-        source_positions: Int[Tensor, "b s"] | None,
-        angles: Float[Tensor, "b h t m"] | None,
-    ) -> tuple[Float[Tensor, "b h t v"], SoftmaxState]:
+        self, x: Hidden, source: Source | None, past: SoftmaxState | None, known: Known
+    ) -> tuple[Values, SoftmaxState]:
         """Read the source, then let each token of x attend to everything read."""
         after = past
         if source is not None:
-            k = _placed(self.split(self.k_proj(source)), source_positions)
+            k = _placed(self.split(self.k_proj(source)), known.source_positions)
             v = self.split(self.v_proj(source))
             after = SoftmaxState.empty(k, v) if past is None else past
-            after = after.advance(k=k, v=v, key_mask=key_mask)
+            after = after.advance(k=k, v=v, key_mask=known.key_mask)
         assert after is not None  # or there was nothing to attend to
-        q = _placed(self.split(self.q_proj(x)), positions)
+        q = _placed(self.split(self.q_proj(x)), known.positions)
         attend = softmax_attention_reference if self.naive else softmax_attention
         o = attend(
             q,
             after.k,
             after.v,
             key_mask=after.mask,
-            visible=visible,
+            visible=known.visible,
             window=self.window,
             dropout=self._dropout,
         )
@@ -167,27 +155,17 @@ class SoftmaxAttention(DotProductAttention):
         return o, after.last(self.window)
 
     def weigh(
-        self,
-        x: Float[Tensor, "b t d"],
-        source: Float[Tensor, "b s d"],
-        q: Float[Tensor, "b h t w"],
-        k: Float[Tensor, "b h s w"],
-        values: Float[Tensor, "b h s n"],
-        past: Any,
-        *,
-        key_mask: Bool[Tensor, "b s"] | None,
-        positions: Where | None,
-        source_positions: Int[Tensor, "b s"] | Float[Tensor, "b h s _"] | None,
-    ) -> tuple[Float[Tensor, "b h t n"], Recurrent | None]:
+        self, x: Hidden, source: Source, q: Heads, k: Keys, v: KeyValues, past: Any, known: Known
+    ) -> tuple[Values, Recurrent | None]:
         """What queries take of values that stand by the keys; if causal, the source is x itself."""
-        q = _placed(q, positions).to(values.dtype)
-        k = _placed(k, source_positions).to(values.dtype)
+        q = _placed(q, known.positions).to(v.dtype)
+        k = _placed(k, known.source_positions).to(v.dtype)
         if self.form == "causal":
             slopes, log_gate = self._slopes(x), self._log_gate(x)
             return causal_softmax_attention(
-                q, k, values, past, key_mask=key_mask, slopes=slopes, log_gate=log_gate
+                q, k, v, past, key_mask=known.key_mask, slopes=slopes, log_gate=log_gate
             )
-        return softmax_attention(q, k, values, key_mask=key_mask, window=self.window), None
+        return softmax_attention(q, k, v, key_mask=known.key_mask, window=self.window), None
 
     def shares(
         self,

@@ -1,4 +1,4 @@
-"""The efficient attentions of the Long Range Arena comparison: encoders' layers, one a file.
+"""The efficient attentions of the Long Range Arena comparison: encoders' layers, one per file.
 
 They see whole sequences, and are called like all layers: `y, _ = layer(x, key_mask=mask)`.
 A new one is a file here, and an entry in `EFFICIENT`.
@@ -6,6 +6,7 @@ A new one is a file here, and an entry in `EFFICIENT`.
 
 from leap.layers.attention import Attention
 from leap.layers.efficient.bigbird import BigBirdAttention
+from leap.layers.efficient.fastformer import FastformerAttention
 from leap.layers.efficient.informer import InformerAttention
 from leap.layers.efficient.joint_sinh import JointSinhAttention
 from leap.layers.efficient.kernelized import KernelizedAttention
@@ -16,7 +17,6 @@ from leap.layers.efficient.reformer import ReformerAttention
 from leap.layers.efficient.s4d import S4DAttention
 from leap.layers.efficient.skyformer import SkyformerAttention
 from leap.layers.efficient.whole import WholeSequenceAttention
-from leap.layers.fastformer import FastformerAttention
 
 EFFICIENT: dict[str, type[Attention]] = {
     "bigbird": BigBirdAttention,

@@ -22,14 +22,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from leap.errors import ConfigError
-from leap.layers.efficient.whole import (
-    Heads,
-    MatchingAttention,
-    Projections,
-    Real,
-    at_least,
-    row_lengths,
-)
+from leap.layers.attention import Heads
+from leap.layers.efficient.whole import MatchingAttention, Projections, Real, at_least, row_lengths
 from leap.ops.block_sparse import block_sparse_attention
 from leap.ops.softmax import softmax_attention
 

@@ -17,15 +17,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from leap.layers.attention import Heads
 from leap.layers.efficient.sampling import draw, pick
-from leap.layers.efficient.whole import (
-    Heads,
-    MatchingAttention,
-    Projections,
-    Real,
-    at_least,
-    row_lengths,
-)
+from leap.layers.efficient.whole import MatchingAttention, Projections, Real, at_least, row_lengths
 from leap.ops.softmax import softmax_attention
 from leap.ops.state import accumulator, as_given, mask_tokens
 

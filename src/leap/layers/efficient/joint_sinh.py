@@ -11,7 +11,8 @@ from typing import Unpack
 
 import torch
 
-from leap.layers.efficient.whole import Heads, MatchingAttention, Projections, Real
+from leap.layers.attention import Heads
+from leap.layers.efficient.whole import MatchingAttention, Projections, Real
 from leap.ops.state import accumulator, as_given
 
 

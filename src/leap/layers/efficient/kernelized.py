@@ -10,8 +10,9 @@ approximation in O(t).
 Axes: b batch, h heads, t tokens, w width of a head.
 """
 
+from leap.layers.attention import Heads
 from leap.layers.efficient.gaussian import gaussian
-from leap.layers.efficient.whole import Heads, MatchingAttention, Real
+from leap.layers.efficient.whole import MatchingAttention, Real
 from leap.ops.state import accumulator, as_given, mask_tokens
 
 

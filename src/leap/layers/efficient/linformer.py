@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from leap.errors import InputError
-from leap.layers.efficient.whole import Heads, MatchingAttention, Projections, Real, at_least
+from leap.layers.attention import Heads
+from leap.layers.efficient.whole import MatchingAttention, Projections, Real, at_least
 from leap.ops.softmax import softmax_attention
 from leap.ops.state import mask_tokens
 

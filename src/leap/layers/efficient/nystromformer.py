@@ -17,14 +17,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from leap.errors import ConfigError
-from leap.layers.efficient.whole import (
-    Heads,
-    MatchingAttention,
-    Projections,
-    Real,
-    at_least,
-    row_lengths,
-)
+from leap.layers.attention import Heads
+from leap.layers.efficient.whole import MatchingAttention, Projections, Real, at_least, row_lengths
 from leap.ops.softmax import softmax_attention
 from leap.ops.state import accumulator, as_given, mask_tokens
 

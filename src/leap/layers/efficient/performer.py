@@ -20,7 +20,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from leap.layers.efficient.whole import Heads, MatchingAttention, Projections, Real, at_least
+from leap.layers.attention import Heads
+from leap.layers.efficient.whole import MatchingAttention, Projections, Real, at_least
 from leap.ops.linear import linear_attention
 from leap.ops.state import accumulator, as_given
 

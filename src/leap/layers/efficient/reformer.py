@@ -23,7 +23,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from leap.layers.efficient.whole import Hidden, Real, WholeSequenceAttention, at_least, row_lengths
+from leap.layers.attention import Hidden
+from leap.layers.efficient.whole import Real, WholeSequenceAttention, at_least, row_lengths
 from leap.ops.state import accumulator, as_given
 
 

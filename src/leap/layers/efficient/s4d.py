@@ -26,7 +26,8 @@ from jaxtyping import Complex, Float
 from torch import Tensor, nn
 
 from leap.errors import ConfigError
-from leap.layers.efficient.whole import Hidden, Real, WholeSequenceAttention
+from leap.layers.attention import Hidden
+from leap.layers.efficient.whole import Real, WholeSequenceAttention
 from leap.ops.state import accumulator, as_given
 
 SHORTEST_STEP, LONGEST_STEP = 0.001, 0.1

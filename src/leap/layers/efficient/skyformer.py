@@ -15,16 +15,10 @@ import torch
 from torch import Tensor
 
 from leap.errors import ConfigError
+from leap.layers.attention import Heads
 from leap.layers.efficient.gaussian import gaussian
 from leap.layers.efficient.sampling import draw, pick
-from leap.layers.efficient.whole import (
-    Heads,
-    MatchingAttention,
-    Projections,
-    Real,
-    at_least,
-    row_lengths,
-)
+from leap.layers.efficient.whole import MatchingAttention, Projections, Real, at_least, row_lengths
 from leap.ops.state import accumulator, as_given, mask_tokens
 
 

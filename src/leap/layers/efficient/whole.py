@@ -16,11 +16,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from leap.errors import ConfigError, InputError
-from leap.layers.attention import Attention, attend_packed
+from leap.layers.attention import Attention, Heads, Hidden, attend_packed
 from leap.ops.state import Recurrent, State
 
-Hidden = Float[Tensor, "b t d"]
-Heads = Float[Tensor, "b h t w"]
 Real = Bool[Tensor, "b t"]
 """True at real tokens."""
 
@@ -39,6 +37,8 @@ class WholeSequenceAttention(Attention):
     """Whether it matters in which order tokens stand."""
     needs_length: ClassVar[bool] = False
     """Whether it is made for sequences up to `length`, which the constructor then asks for."""
+    reads_on: ClassVar[str] = "LeapformerAttention"
+    """What to use in its place for sequences that are still arriving."""
 
     @abstractmethod
     def attend(self, x: Hidden, real: Real | None) -> Hidden:
@@ -64,7 +64,7 @@ class WholeSequenceAttention(Attention):
         if state is not None:
             raise InputError(
                 f"{type(self).__name__} sees whole sequences and goes on from no state; "
-                "give all tokens in one call, or use LeapformerAttention to read on"
+                f"give all tokens in one call, or use {self.reads_on} to read on"
             )
         if cu_seqlens is not None:
             y, _ = attend_packed(self._attend_padded, x, None, cu_seqlens, key_mask, None)
@@ -74,8 +74,7 @@ class WholeSequenceAttention(Attention):
     def step(self, x: Float[Tensor, "b d"], state: State | None, **inputs: Any) -> Any:
         """Not possible: a token that arrives alone is not a whole sequence."""
         raise InputError(
-            f"{type(self).__name__} sees whole sequences and takes no steps; "
-            "use LeapformerAttention"
+            f"{type(self).__name__} sees whole sequences and takes no steps; use {self.reads_on}"
         )
 
     def _without_pads(self, x: Tensor, key_mask: Tensor | None) -> Tensor:

@@ -13,21 +13,21 @@ Axes: b batch, h heads, t tokens, d hidden size, w width of a head.
 """
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from leap.errors import InputError
 from leap.layers.additive import Focus
-from leap.layers.attention import Attention, attend_packed, one_of
+from leap.layers.attention import Hidden, one_of
+from leap.layers.efficient.whole import Real, WholeSequenceAttention
 from leap.ops.additive import additive_pool
-from leap.ops.state import Recurrent, State
+from leap.ops.state import State
 
 
-class FastformerAttention(Attention):
+class FastformerAttention(WholeSequenceAttention):
     """Fastformer's attention (Wu et al. 2021), for encoders.
 
     Args:
@@ -38,6 +38,9 @@ class FastformerAttention(Attention):
         bias: of the projections and full scores.
         dropout: share of the attended values to drop.
     """
+
+    looks_at_order = False
+    reads_on = "LeapAttention(formulation='fastformer')"
 
     def __init__(
         self,
@@ -64,34 +67,9 @@ class FastformerAttention(Attention):
         self.o_proj = nn.Linear(hidden_size, hidden_size, bias=bias)
         self.dropout = dropout
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t d"],
-        state: State | None = None,
-        *,
-        key_mask: Bool[Tensor, "b t"] | None = None,
-        positions: Int[Tensor, "b t"] | None = None,
-        cu_seqlens: Int[Tensor, " n"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d"], None]:
-        """Attend, as `Attention.forward` says, to whole sequences: there is no state."""
-        self.check_tokens(x, key_mask)
-        if state is not None:
-            raise InputError(
-                "FastformerAttention sees whole sequences and goes on from no state; "
-                "use LeapAttention(formulation='fastformer') to read on"
-            )
-        if cu_seqlens is not None:
-            y, _ = attend_packed(self._attend_padded, x, None, cu_seqlens, key_mask, None)
-            return y, None
-        y, _ = self._attend(x, key_mask)
-        return y, None
-
-    def step(self, x: Float[Tensor, "b d"], state: State | None, **inputs: Any) -> Any:
-        """Not possible: a token that arrives alone is not a whole sequence."""
-        raise InputError(
-            "FastformerAttention sees whole sequences and takes no steps; "
-            "use LeapAttention(formulation='fastformer')"
-        )
+    def attend(self, x: Hidden, real: Real | None) -> Hidden:
+        """Mix the tokens of each row."""
+        return self._attend(x, real)[0]
 
     def focus(
         self, x: Float[Tensor, "b t d"], *, key_mask: Bool[Tensor, "b t"] | None = None
@@ -130,12 +108,6 @@ class FastformerAttention(Attention):
         logits = score(x).transpose(1, 2) / math.sqrt(self.head_width)
         pooled = additive_pool(logits, self.split(x), key_mask=key_mask)
         return self.join(pooled.unsqueeze(2)), logits
-
-    def _attend_padded(
-        self, x: Tensor, state: None, *, key_mask: Tensor, positions: Tensor | None
-    ) -> tuple[Tensor, Recurrent]:
-        """As `attend_packed` calls it, with a state that only counts."""
-        return self._attend(x, key_mask)[0], Recurrent(length=key_mask.sum(dim=1))
 
 
 class HeadScore(nn.Module):
