@@ -16,15 +16,7 @@ from torch import Tensor
 
 from leap.bench.measure import Call
 from leap.bench.mechanisms import check_definition, make_inputs, mechanisms
-from leap.bench.run import (
-    Measured,
-    Report,
-    Steps,
-    TurnsConfig,
-    check_at_least_one,
-    measure_by_turns,
-    report_on,
-)
+from leap.bench.run import Measured, Report, Steps, TurnsConfig, measure_by_turns, report_on
 from leap.errors import ConfigError
 from leap.layers.definitions import Definition
 from leap.ops.backends import check_name, using
@@ -69,8 +61,7 @@ class BenchConfig(TurnsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        counts = ("lengths", "windows", "heads", "width", "batch")
-        check_at_least_one(**{name: getattr(self, name) for name in counts})
+        self.check_at_least_one("lengths", "windows", "heads", "width", "batch")
         if not self.lengths or not self.mechanisms:
             raise ConfigError("nothing to measure: give at least one length and one mechanism")
         self.chosen_mechanisms()
@@ -97,7 +88,7 @@ class Result(Measured):
     length: int
     passes: Passes
     speed: float
-    """How many times as fast as the baseline."""
+    """Speed-up over the baseline."""
     operations: int | None
     """Floating-point operations of causal linear attention; None of all others."""
     touched: int

@@ -32,15 +32,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from leap.bench.run import (
-    Report,
-    Steps,
-    Timed,
-    TurnsConfig,
-    check_at_least_one,
-    report_on,
-    time_by_turns,
-)
+from leap.bench.run import Report, Steps, Timed, TurnsConfig, report_on, time_by_turns
 from leap.errors import ConfigError, LeapError
 from leap.models import LeapformerConfig, StateCache, preset, usable_as
 from leap.ops.tolerance import relative_error
@@ -76,8 +68,7 @@ class DecodeConfig(TurnsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        counts = ("contexts", "chunk")
-        check_at_least_one(**{name: getattr(self, name) for name in counts})
+        self.check_at_least_one("contexts", "chunk")
         if not self.contexts or not self.models:
             raise ConfigError("nothing to measure: give at least one context and one model")
         known = (*usable_as("causal"), GPT2)

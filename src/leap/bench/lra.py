@@ -16,15 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from leap.bench.measure import Call
-from leap.bench.run import (
-    Measured,
-    Report,
-    Steps,
-    TurnsConfig,
-    check_at_least_one,
-    measure_by_turns,
-    report_on,
-)
+from leap.bench.run import Measured, Report, Steps, TurnsConfig, measure_by_turns, report_on
 from leap.errors import ConfigError
 from leap.models import LeapformerForSequenceClassification, usable_as
 from leap.reports.progress import Progress, silent
@@ -63,7 +55,7 @@ class SpeedConfig(TurnsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least_one(batch=self.batch)
+        self.check_at_least_one("batch")
         if not self.tasks:
             raise ConfigError("nothing to measure: give at least one task")
         for task in self.tasks:

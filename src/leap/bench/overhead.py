@@ -14,15 +14,7 @@ from matplotlib.figure import Figure
 
 from leap.bench.lra import make_call
 from leap.bench.report import Page, where
-from leap.bench.run import (
-    Measured,
-    Report,
-    Steps,
-    TurnsConfig,
-    check_at_least_one,
-    measure_by_turns,
-    report_on,
-)
+from leap.bench.run import Measured, Report, Steps, TurnsConfig, measure_by_turns, report_on
 from leap.errors import ConfigError
 from leap.models import LeapformerForSequenceClassification
 from leap.reports.plots import Panel, lines_of, plot
@@ -59,8 +51,7 @@ class OverheadConfig(TurnsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        counts = ("lengths", "widths", "hidden", "batch")
-        check_at_least_one(**{name: getattr(self, name) for name in counts})
+        self.check_at_least_one("lengths", "widths", "hidden", "batch")
         if not self.lengths or not self.widths:
             raise ConfigError("nothing to measure: give at least one length and one width")
         for width in self.widths:

@@ -45,11 +45,18 @@ class TurnsConfig:
     """Random seed of the weights and inputs."""
 
     def __post_init__(self) -> None:
-        check_at_least_one(threads=self.threads, repeats=self.repeats)
+        self.check_at_least_one("threads", "repeats")
         if not 0 < self.budget < math.inf:
             raise ConfigError(f"budget={self.budget} must be more than 0 seconds")
         check_seed(self.seed)
         self.chosen_device()
+
+    def check_at_least_one(self, *settings: str) -> None:
+        """Raise an error that names the first of the settings to hold a number below 1."""
+        for name in settings:
+            value = getattr(self, name)
+            if any(number < 1 for number in (value if isinstance(value, tuple) else (value,))):
+                raise ConfigError(f"{name}={value} must be at least 1")
 
     def chosen_device(self) -> torch.device:
         """The device, if it is one that can be measured here."""
@@ -94,14 +101,6 @@ def report_on(config: C, results: Iterator[R]) -> Report[C, R]:
         taken = list(results)
     machine = describe_machine(config.chosen_device(), config.threads)
     return Report(config=config, machine=machine, results=taken)
-
-
-def check_at_least_one(**settings: int | tuple[int, ...]) -> None:
-    """Raise an error that names the first of the settings to hold a number below 1."""
-    for name, value in settings.items():
-        values = value if isinstance(value, tuple) else (value,)
-        if any(number < 1 for number in values):
-            raise ConfigError(f"{name}={value} must be at least 1")
 
 
 def find_device(name: str) -> torch.device:

@@ -24,7 +24,7 @@ import torch
 
 from leap.bench.decode import GPT2, random_model, sizes
 from leap.bench.measure import Clock, clock_for
-from leap.bench.run import Report, Steps, Timed, TurnsConfig, check_at_least_one, report_on
+from leap.bench.run import Report, Steps, Timed, TurnsConfig, report_on
 from leap.errors import ConfigError, LeapError
 from leap.models import usable_as
 from leap.reports.progress import Progress, silent
@@ -71,8 +71,7 @@ class ServeBenchConfig(TurnsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        names = ("users", "prompts", "replies", "requests")
-        check_at_least_one(**{name: getattr(self, name) for name in names})
+        self.check_at_least_one("users", "prompts", "replies", "requests")
         if not self.users or not self.models:
             raise ConfigError("nothing to measure: give at least one number of users and one model")
         for name in ("prompts", "replies"):
@@ -95,7 +94,7 @@ class ServeBenchConfig(TurnsConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Percentiles:
-    """Of many seconds, those that so many percent are no longer than."""
+    """Percentiles of many durations, in seconds."""
 
     p50: float
     p95: float
@@ -110,7 +109,7 @@ class Percentiles:
 
 @dataclass(frozen=True, kw_only=True)
 class ServeResult(Timed):
-    """How one model served so many users; `seconds` are those of all requests."""
+    """How one model served a number of users at once; `seconds` are those of all requests."""
 
     model: str
     users: int
@@ -214,7 +213,7 @@ def serve_random(name: str, config: ServeBenchConfig) -> Any:
 
 
 def make_requests(config: ServeBenchConfig, n: int, vocab_size: int) -> list[Request]:
-    """So many requests, always the same."""
+    """The requests of a run, always the same."""
     chance = random.Random(config.seed)
     found = []
     for _ in range(n):

@@ -1,7 +1,7 @@
 """How long one more word of a stream takes, against how much of it has been read.
 
-A step of text reads one piece of the source and writes one of the target. A step of speech makes
-frames of 320 ms of sound, reads the states they give, and writes one piece. Our translation model
+A step of text reads one subword of the source and writes one of the target. A step of speech makes
+frames of 320 ms of sound, reads the states they give, and writes one subword. Our translation model
 does it on states of constant size, whether it sees the source by linear attention (`leapformer`) or
 by softmax attention to a window of it (`leapformer-window`). Beside it is the same model with
 softmax attention everywhere, in two ways: with all its keys and values kept (`softmax-cache`), and
@@ -9,9 +9,9 @@ with the source encoded anew at each step by an encoder that sees all of it (`so
 the authors' system does.
 
 All have random weights, which take as long as trained ones. Ours really reads the source and writes
-the target up to where it is timed, a piece a step. For softmax attention that would take time in
-the square of the length, so its keys and values are filled with random numbers instead: a step
-costs the same whatever they hold. A step copies them as it takes new ones in; that is in the time.
+the target up to where it is timed, one subword per step. For softmax attention that would take time
+in the square of the length, so its KV cache is filled with random numbers instead: a step costs
+the same whatever it holds. A step copies it as it takes new ones in; that is in the time.
 
 Every step begins from the same states, so that nothing grows from turn to turn.
 """
@@ -28,15 +28,7 @@ import torch
 from torch import Tensor
 
 from leap.bench.measure import Call
-from leap.bench.run import (
-    Report,
-    Steps,
-    Timed,
-    TurnsConfig,
-    check_at_least_one,
-    report_on,
-    time_by_turns,
-)
+from leap.bench.run import Report, Steps, Timed, TurnsConfig, report_on, time_by_turns
 from leap.errors import ConfigError
 from leap.models import (
     LeapformerForSeq2SeqLM,
@@ -52,9 +44,9 @@ from leap.reports.progress import Progress, silent
 OURS, WINDOW = "leapformer", "leapformer-window"
 CACHE, REENCODE = "softmax-cache", "softmax-reencode"
 AT_ONCE = 1000
-"""States read, or pieces written, at once on the way to a length; no matter to what is timed."""
+"""States read, or subwords written, at once on the way to a length; no matter to what is timed."""
 STATES_PER_STEP = 4
-"""Of speech: what comes between two pieces that are written."""
+"""Of speech: what comes between two subwords that are written."""
 N_SUBSAMPLING = 3
 """Of speech: 8 frames of 10 ms make a state."""
 
@@ -92,8 +84,9 @@ class StreamBenchConfig(TurnsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        names = ("lengths", "sound", "hidden_size", "layers", "heads", "cross_window", "vocabulary")
-        check_at_least_one(**{name: getattr(self, name) for name in names})
+        self.check_at_least_one(
+            "lengths", "sound", "hidden_size", "layers", "heads", "cross_window", "vocabulary"
+        )
         if not self.lengths and not self.sound:
             raise ConfigError("nothing to measure: give at least one of lengths or sound")
 
@@ -105,7 +98,7 @@ class StreamResult(Timed):
     kind: Kind
     model: str
     length: int
-    """Pieces of text, or seconds of speech."""
+    """Subwords of text, or seconds of speech."""
     real_time_factor: float | None
     """Of speech: that over the time in which the sound of a step arrives."""
     state_bytes: int
@@ -171,7 +164,7 @@ class Source(ABC):
         return model.eval().to(self.config.chosen_device())  # type: ignore[no-untyped-call]
 
     def pieces(self, n: int) -> Tensor:
-        """Random pieces, `[1, n]`."""
+        """Random subwords, `[1, n]`."""
         drawn = torch.randint(4, self.config.vocabulary, (1, n), generator=self.random)
         return drawn.to(self.config.chosen_device())
 
@@ -181,7 +174,7 @@ class Source(ABC):
 
     @abstractmethod
     def draw(self, n_states: int) -> Tensor:
-        """A source of so many states, as a model reads it."""
+        """A source of `n_states` states, as a model reads it."""
 
     @abstractmethod
     def arrive(self) -> Tensor:
@@ -192,7 +185,7 @@ class Source(ABC):
 
 
 class Text(Source):
-    """Pieces of text: one is a state, and a step."""
+    """Subwords of text: one is a state, and a step."""
 
     kind: Kind = "text"
     states_per_step = 1
@@ -202,15 +195,15 @@ class Text(Source):
         self.piece = self.pieces(1)
 
     def n_states(self, length: int) -> int:
-        """As many as pieces."""
+        """As many as subwords."""
         return length
 
     def draw(self, n_states: int) -> Tensor:
-        """Random pieces."""
+        """Random subwords."""
         return self.pieces(n_states)
 
     def arrive(self) -> Tensor:
-        """A piece."""
+        """A subword."""
         return self.piece
 
     def _build(self, settings: dict[str, Any]) -> LeapformerForSeq2SeqLM:
@@ -270,7 +263,7 @@ def _measure(config: StreamBenchConfig, source: Source, steps: Steps) -> Iterato
             written = States({}).with_part("self", filled.of("self"))
             calls[REENCODE] = partial(_step, softmax, source, written, heard)
             sizes[REENCODE] = sizes[CACHE]
-        doing = f"after {length} {'s of speech' if source.step_seconds else 'pieces'}"
+        doing = f"after {length} {'s of speech' if source.step_seconds else 'subwords'}"
         for name, timed in time_by_turns(calls, steps, doing, config).items():
             factor = None if source.step_seconds is None else timed.seconds / source.step_seconds
             yield StreamResult(
@@ -285,7 +278,7 @@ def _measure(config: StreamBenchConfig, source: Source, steps: Steps) -> Iterato
 
 @torch.no_grad()
 def read_on(model: LeapformerForSeq2SeqLM, source: Source, states: States, n_states: int) -> States:
-    """Read so many more states of the source, and write a piece for each step of them."""
+    """Read `n_states` more states of the source, and write a subword for each step of them."""
     for start in range(0, n_states, AT_ONCE):
         states = model.read(source.draw(min(AT_ONCE, n_states - start)), states)
     n_pieces = n_states // source.states_per_step
@@ -297,7 +290,7 @@ def read_on(model: LeapformerForSeq2SeqLM, source: Source, states: States, n_sta
 
 @torch.no_grad()
 def fill(model: LeapformerForSeq2SeqLM, source: Source, n_states: int) -> States:
-    """What a model with softmax attention has after so many states, its keys and values random."""
+    """What a model with softmax attention has after `n_states` states, its KV cache random."""
     states = read_on(model, source, States({}), source.states_per_step)
     filled = {}
     for name, state in states.by_name.items():

@@ -22,15 +22,7 @@ from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 from leap.bench.decode import GPT2, gpt2_of_sizes
 from leap.bench.lra import training_step
 from leap.bench.report import Page, where
-from leap.bench.run import (
-    Measured,
-    Report,
-    Steps,
-    TurnsConfig,
-    check_at_least_one,
-    measure_by_turns,
-    report_on,
-)
+from leap.bench.run import Measured, Report, Steps, TurnsConfig, measure_by_turns, report_on
 from leap.errors import ConfigError, LeapError
 from leap.models import LeapformerConfig, preset, usable_as
 from leap.reports.plots import Panel, lines_of, plot
@@ -64,7 +56,7 @@ class TrainBenchConfig(TurnsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least_one(lengths=self.lengths, batch=self.batch)
+        self.check_at_least_one("lengths", "batch")
         known = (*usable_as("causal"), GPT2)
         if not self.lengths or not self.models:
             raise ConfigError("nothing to measure: give at least one length and one model")
