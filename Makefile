@@ -4,6 +4,9 @@ PYTHON ?= python3
 WORKERS ?= 2
 MODEL ?= $(patsubst %/manifest.json,%,$(wildcard exported/*/manifest.json))
 WEB ?= build/web
+MUTANTS ?= src/leap/ops src/leap/runtime/streaming
+NUMBER ?= 4
+SEED ?= 0
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -12,7 +15,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check -qq
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup native wheel test hf-tests check bench demo docs web clean
+.PHONY: help setup native wheel test hf-tests mutants check bench demo docs web clean
 
 # An environment that came along with a copied checkout points at the old place: make it anew.
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
@@ -46,6 +49,9 @@ check: $(STAMP) ## run ruff, mypy, lint-imports and the tests
 hf-tests: $(STAMP) ## run transformers' own tests on our models; HF=its checkout brings those of generation
 	@$(RUN) tests/hf/obtain.py build/hf-tests $(HF)
 	@HF_TESTS=build/hf-tests OMP_NUM_THREADS=1 $(RUN) -m pytest -c tests/hf/pytest.ini -q -n $(WORKERS) tests/hf/models.py
+
+mutants: $(STAMP) ## break modules (MUTANTS=) on purpose, NUMBER times each, and see whether their tests notice
+	@OMP_NUM_THREADS=1 $(RUN) tests/mutants.py --number $(NUMBER) --seed $(SEED) $(MUTANTS)
 
 bench: $(STAMP) ## measure every attention against torch's own (ten minutes)
 	@$(RUN) -m leap.cli bench attention

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from leap.errors import InputError
 from leap.ops import LinearState, causal_travelled_attention, load_state
 from leap.ops.tolerance import TOLERANCES, relative_error
-from leap.ops.travel import clock, travelled
+from leap.ops.travel import ClockState, clock, travelled
 
 pytestmark = pytest.mark.usefixtures("each_backend")
 
@@ -102,6 +102,22 @@ def test_the_last_tokens_can_be_taken_back(n):
     again, _ = attend(*cut(inputs, 20 - n, None), back)
     whole, _ = attend(*inputs)
     assert_close(again, whole[:, :, 20 - n :])
+
+
+@pytest.mark.parametrize("axes", [None, "b t", "b 1 t"])
+def test_clocks_can_be_turned_back(axes):
+    turn = make_inputs(9)[3].detach()
+    mask = torch.ones(2, 9, dtype=torch.bool)
+    if axes is not None:
+        mask[:, [1, 6]] = False
+
+    def read(state, begin, end):
+        part = mask[:, begin:end] if axes != "b 1 t" else mask[:, None, begin:end]
+        return state.advance(turn=turn[:, :, begin:end], key_mask=None if axes is None else part)
+
+    before = read(ClockState.empty(turn), 0, 4)
+    back = read(before.record(8), 4, 9).rollback(3)
+    assert_close(back.tensors(), read(before, 4, 6).tensors())
 
 
 def test_pads_take_no_step():

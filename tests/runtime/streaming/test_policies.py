@@ -8,6 +8,7 @@ from leap.runtime.streaming.policies import (
     AlignAtt,
     LocalAgreement,
     TailMass,
+    WaitK,
     read_policy,
     waiting,
 )
@@ -60,6 +61,42 @@ def test_policies_that_look_at_the_model_have_no_more_pieces_than_states():
         assert policy.may_write(3, 2) and not policy.may_write(3, 3)
         with pytest.raises(ConfigError, match="decides as it goes"):
             policy.schedule(5, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "drafts", "window", "too_new"),
+    [
+        ("wait-3", 0, 0, 0),
+        ("offline", 0, 0, 0),
+        ("agree-3", 3, 0, 0),
+        ("align-2", 0, 16, 2),
+        ("tail-0.3", 0, 2, 2),
+    ],
+)
+def test_a_policy_says_what_it_has_to_know(name, drafts, window, too_new):
+    policy = read_policy(name)
+    assert (policy.drafts, policy.window, policy.too_new) == (drafts, window, too_new)
+    if not window:
+        assert policy.trusts(np.array([[0.9], [0.1]])).tolist() == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("kind", "least", "beyond"),
+    [
+        (WaitK, (1, 1), (0, 1)),
+        (WaitK, (1, 1), (1, 0)),
+        (LocalAgreement, (2,), (1,)),
+        (AlignAtt, (1, 2), (0, 2)),
+        (AlignAtt, (1, 2), (2, 2)),
+        (TailMass, (1.0, 1), (1.01, 1)),
+        (TailMass, (0.01, 1), (0.0, 1)),
+        (TailMass, (1.0, 1), (1.0, 0)),
+    ],
+)
+def test_numbers_that_make_no_policy_are_refused(kind, least, beyond):
+    kind(*least)
+    with pytest.raises(ConfigError):
+        kind(*beyond)
 
 
 @pytest.mark.parametrize("name", ["wait", "wait-0", "agree-1", "tail-1.5", "align-0", "k-3"])
