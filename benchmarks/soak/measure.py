@@ -55,7 +55,7 @@ class Settings:
     policy: str = "align-2"
     """When to write."""
     reset: int = 100
-    """Begin anew in a pause, and at the latest after so many states."""
+    """Begin anew in a pause, and at the latest after this number of states."""
     seed: int = 0
     """Random seed."""
     output: Path = Path(__file__).parent

@@ -35,7 +35,7 @@ CONTEXTS: dict[str, Callable[[Tensor], AbstractContextManager[Any]]] = {
 
 @contextmanager
 def busy(n: int) -> Iterator[None]:
-    """So many processes that do nothing but compute."""
+    """`n` processes that do nothing but compute."""
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(n)]
     try:
         yield

@@ -112,7 +112,7 @@ def test_a_stream_can_be_forked():
 
 def test_what_is_no_sound_of_ours_is_refused(shapes_unchecked):
     extractor = LeapformerFeatureExtractor()
-    with pytest.raises(InputError, match=r"8000 samples a second, not 16000; resample"):
+    with pytest.raises(InputError, match=r"8000 samples per second, not 16000; resample"):
         extractor(make_sound(0.1), 8000)
     with pytest.raises(InputError, match="recording 1 of 2 is too short"):
         extractor([make_sound(0.1), make_sound(0.005)])

@@ -32,7 +32,7 @@ from leap.tasks.lm.tokenizer import TextTokenizer
 GRAPH = "step.onnx"
 TOKENIZER = "tokenizer.json"
 CUTS = (1, 3, AT_ONCE, 1, 1)
-"""Tokens read at a time when a graph is checked, over and over."""
+"""Tokens read at a time when a graph is checked, cycled."""
 CHECKED = 256
 """Tokens of each of two rows that torch and the graph are compared on."""
 

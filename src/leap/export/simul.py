@@ -89,7 +89,7 @@ def traced(trained: Trained) -> tuple[Manifest, dict[str, Any]]:
     model: Model = trained.model
     config: Any = model.config
     is_speech = trained.extractor is not None
-    n = max(3, (config.cross_window or 0) + 2)  # So many that a window is full.
+    n = max(3, (config.cross_window or 0) + 2)  # Enough to fill a window.
     source = torch.zeros(2, n, dtype=torch.long)
     if trained.extractor is not None:
         source = torch.zeros(2, n, config.frames_per_state * config.n_bins)

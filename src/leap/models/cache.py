@@ -81,7 +81,7 @@ class StateLayer(CacheLayerMixin):
             self.state = self.state.record(self.rollback_limit)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Take the last tokens back, so many as the negative number says."""
+        """Take the last tokens back, as many as the negative number says."""
         if tokens_to_remove > 0:
             raise InputError(
                 f"crop({tokens_to_remove}): say how many tokens to take back by a negative number"
@@ -179,7 +179,7 @@ class StateCache(Cache):
         return torch.zeros(0, dtype=torch.long) if state is None else state.length
 
     def record_draft(self, n_tokens: int) -> None:
-        """Be ready to take back so many tokens more, that will be read one at a time."""
+        """Be ready to take back `n_tokens` tokens more, that will be read one at a time."""
         for layer in self.layers:
             layer.rollback_limit = ROLLBACK_LIMIT + n_tokens
         self.activate_past_recording()

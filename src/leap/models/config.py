@@ -60,7 +60,7 @@ def default_window(layer: int, n_positions: int) -> int | None:
     """The window of a LEAP layer that is not told its own, None where it sees everything.
 
     It doubles with every layer as far as there is something to see: one that holds the n_positions
-    of training shows all of them, as no window does, whose state is a mean instead of so many
+    of training shows all of them, as no window does, whose state is a mean instead of that many
     tokens. So all layers together keep less than 2 n_positions tokens, however many they are.
     """
     window = FIRST_WINDOW * 2**layer

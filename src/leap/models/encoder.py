@@ -208,7 +208,7 @@ def pads_behind(mask: Tensor) -> bool:
 
 
 def read_until(n_real: Tensor, mask: Tensor | None, n_states: int) -> Tensor:
-    """How many states, pads counted, hold so many real ones; all of them where there are fewer.
+    """How many states, pads counted, hold `n_real` real ones; all of them where there are fewer.
 
     Args:
         n_real: real states to see, `[t]` or `[b, t]`.

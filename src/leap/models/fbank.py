@@ -83,7 +83,7 @@ class LeapformerFeatureExtractor(Extractor, SequenceFeatureExtractor):
         """
         if sampling_rate is not None and sampling_rate != self.sampling_rate:
             raise InputError(
-                f"the sound has {sampling_rate} samples a second, not {self.sampling_rate}; "
+                f"the sound has {sampling_rate} samples per second, not {self.sampling_rate}; "
                 "resample it first"
             )
         several = len(raw_speech) > 0 and np.ndim(raw_speech[0]) > 0

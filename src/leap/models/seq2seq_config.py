@@ -26,7 +26,8 @@ class LeapformerSeq2SeqConfig(LeapformerConfig):
         n_layer: layers of the decoder.
         encoder_layers: layers of the encoder; as many as the decoder's by default.
         attention: the mechanism of all parts that are given none of their own.
-        encoder_attention, decoder_attention, cross_attention: of one part, a name, or one a layer.
+        encoder_attention, decoder_attention, cross_attention: of one part: a name, or one per
+            layer.
         cross_window: how many states of the source softmax cross-attention sees, and keeps: the
             last of those that a token may see; all by default. What has left the window before
             it is written about is lost, so that a model that reads everything first, as `generate`

@@ -61,7 +61,7 @@ def percent(x: float | int) -> str:
 
 
 def optional(value: float | int | None, n_digits: int) -> str:
-    """A number with so many digits behind the point; nothing for None."""
+    """A number with `n_digits` digits behind the point; nothing for None."""
     return "" if value is None else f"{value:,.{n_digits}f}"
 
 

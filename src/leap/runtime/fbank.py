@@ -66,7 +66,7 @@ class Extractor(ABC):
         return frames.mean(axis=1)
 
     def n_frames(self, n_samples: int) -> int:
-        """How many frames so many samples give."""
+        """How many frames `n_samples` samples give."""
         return max(0, (self.lead + n_samples - self.window) // self.step + 1)
 
     def stream(self) -> "FrameStream":

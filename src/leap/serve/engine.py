@@ -116,7 +116,7 @@ class Job:
         self.written: list[int] = []
         self.state: Any = None
         self.keys: dict[int, bytes] = {}
-        """What the state is known by after so many tokens, at the ends of blocks."""
+        """What the state is known by after a number of tokens, at the ends of blocks."""
 
     def cancel(self) -> None:
         """Let it end before the next step."""

@@ -9,7 +9,7 @@ V = TypeVar("V")
 
 
 class Store(Generic[K, V]):
-    """Values by their keys, of so many bytes in all; for several threads.
+    """Values by their keys, of a limited number of bytes in all; for several threads.
 
     Args:
         limit: bytes. A value that is larger by itself is not kept.

@@ -46,7 +46,7 @@ def check_one_run(path: Path) -> None:
 
 @contextmanager
 def offline_unless_reached(datasets: Any) -> Iterator[None]:
-    """Keep the datasets library from trying over and over where there is no network.
+    """Keep the datasets library from trying again and again where there is no network.
 
     What it has on disk from before it finds all the same.
     """

@@ -1,4 +1,4 @@
-"""A SentencePiece file as a tokenizer of Hugging Face's fast kind, with the same pieces and ids."""
+"""A SentencePiece file as a fast tokenizer of Hugging Face, with the same subwords and ids."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ class SentencePiece:
     proto: Any
     """The file's own description of itself."""
     vocabulary: Any
-    """Pieces with their scores (unigram), or with their ids (BPE)."""
+    """Subwords with their scores (unigram), or with their ids (BPE)."""
     merges: Any | None
     """Of BPE, in order; None for unigram."""
     charsmap: bytes | None
@@ -27,11 +27,11 @@ class SentencePiece:
 
     @property
     def spec(self) -> Any:
-        """How the file was trained, the ids of its special pieces among it."""
+        """How the file was trained, the ids of its special subwords among it."""
         return self.proto.trainer_spec
 
     def piece(self, index: int) -> str:
-        """A piece by its id."""
+        """A subword by its id."""
         return self.proto.pieces[index].piece
 
     def tokenizer(self) -> Tokenizer:
@@ -75,7 +75,7 @@ def read_sentencepiece(path: Path, extra: str) -> SentencePiece:
     except Exception as error:
         raise FileError(f"{path} is no SentencePiece file ({first_line(error)})") from error
     if not extractor.proto.pieces:
-        raise FileError(f"{path} is no SentencePiece file (it holds no pieces)")
+        raise FileError(f"{path} is no SentencePiece file (it holds no subwords)")
     return SentencePiece(
         path=path,
         proto=extractor.proto,

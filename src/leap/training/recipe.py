@@ -98,5 +98,5 @@ class Recipe:
         return (replace(self, steps=None).n_steps(0) if steps is None else steps) < self.n_steps(0)
 
     def n_warmup(self, n_steps: int) -> int:
-        """Steps of the warm-up, of so many in all."""
+        """Steps of the warm-up, of `n_steps` in all."""
         return int(self.warmup) if self.warmup > 1 else round(self.warmup * n_steps)

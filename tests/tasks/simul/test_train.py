@@ -241,7 +241,7 @@ def test_an_encoder_that_does_not_fit_is_refused(spoken, numbers, recogniser, tr
             take_encoder(model, speech, recogniser)
     with pytest.raises(ConfigError, match="reads speech, and this model text"):
         take_encoder(build_model(config, text), text, recogniser)
-    with pytest.raises(ConfigError, match="knows other pieces of words"):
+    with pytest.raises(ConfigError, match="knows other subwords"):
         take_encoder(build_model(config, speech), speech, trained)
     with pytest.raises(FileError, match="no finished run at"):
         take_encoder(build_model(config, speech, 80), speech, spoken.parent)

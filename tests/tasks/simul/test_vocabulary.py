@@ -100,7 +100,7 @@ def test_no_text_is_refused():
 
 def test_a_model_of_another_size_is_refused(vocabulary):
     vocabulary.check_fits(len(vocabulary), "the model")
-    with pytest.raises(ConfigError, match=r"runs/a knows 9 pieces, but the vocabulary has \d+"):
+    with pytest.raises(ConfigError, match=r"runs/a knows 9 subwords, but the vocabulary has \d+"):
         vocabulary.check_fits(9, "runs/a")
 
 

@@ -85,7 +85,7 @@ def gather(
         ceiling, logit, mass: `[n, t]`.
         values: `[n, t, p]`.
         window: elements a row sees, its own the last, or None for all up to its own.
-        skip: so many rows at the start are elements to the others but get no sum themselves.
+        skip: this number of rows at the start are elements to the others but get no sum themselves.
         backwards: time runs backwards: a row sees its own element and those after it.
         summed: what adds up finite numbers; None for operations of torch.
     """

@@ -26,7 +26,7 @@ lies before it for all that comes after, so that its gradient is, over the rest 
 
     dl_i = sum_{m >= i} (q_m . dq_m - k_m . dk_m) + kv . dkv + k_sum . dk_sum       after the chunk
 
-Kept for the backward are inputs, output, `den`, and the state at every so many tokens, from which
+Kept for the backward are inputs, output, `den`, and the state at regular intervals, from which
 those between are computed again. The loop takes one chunk after the other rather than all at once,
 because the dozen small matrices of a chunk then stay in the processor's cache.
 
@@ -263,7 +263,7 @@ class _Sums:
 
 
 def row_spans(x: Tensor) -> list[slice]:
-    """The batch of `[b, h, ...]` cut into pieces of so many rows as are computed at once."""
+    """The batch of `[b, h, ...]` cut into parts of as many rows as are computed at once."""
     return spans(x.shape[0], max(1, ROWS_AT_ONCE // max(1, x.shape[1])))
 
 

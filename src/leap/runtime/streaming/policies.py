@@ -10,7 +10,7 @@
 A policy speaks only while the source goes on. Once it has ended, everything is written. And an end
 that a model predicts before that is no end: it means that more has to be read.
 
-States are those of the encoder: pieces of text, the source's end being one, or 40 or 80 ms of
+States are those of the encoder: subwords of text, the source's end being one, or 40 or 80 ms of
 sound.
 """
 
@@ -55,10 +55,10 @@ class Policy(ABC):
 
     @abstractmethod
     def may_write(self, n_read: int, n_written: int) -> bool:
-        """Whether one more piece may be written, after so many states and so many pieces."""
+        """Whether to write one more subword, after `n_read` states and `n_written` subwords."""
 
     def trusts(self, attention: Float[np.ndarray, "b window"]) -> Bool[np.ndarray, " b"]:
-        """Whether pieces may stay that were found with this much attention to each of the last
+        """Whether subwords may stay that were found with this much attention to each of the last
         chunks, the newest first. Those of a policy that does not look at it always may."""
         return np.ones(len(attention), bool)
 
@@ -72,7 +72,7 @@ class Policy(ABC):
 
 @dataclass(frozen=True)
 class WaitK(Policy):
-    """Piece t (from 0) is written when ratio (t + wait) states have been read."""
+    """Subword t (from 0) is written when ratio (t + wait) states have been read."""
 
     wait: int
     ratio: int = 1
@@ -101,24 +101,24 @@ class Offline(Policy):
 
     @property
     def name(self) -> str:
-        """offline."""
+        """`offline`, all there is to say of it."""
         return "offline"
 
     def may_write(self, n_read: int, n_written: int) -> bool:
-        """No."""
+        """Returns False: nothing is written while the source goes on."""
         return False
 
     def schedule(self, n_tokens: int, chunk_size: int) -> Int[np.ndarray, " t"] | None:
-        """All of them."""
+        """Returns None: each target token sees the whole source."""
         return wait_schedule(n_tokens, "offline", 1, chunk_size)
 
 
 @dataclass(frozen=True)
 class Adaptive(Policy):
-    """A policy that looks at what the model does, and never has more pieces than states."""
+    """A policy that looks at what the model does, and never has more subwords than states."""
 
     def may_write(self, n_read: int, n_written: int) -> bool:
-        """Whether there are fewer pieces than states: without that, some models run away."""
+        """Whether there are fewer subwords than states: without that, some models run away."""
         return n_written < n_read
 
 
@@ -139,7 +139,7 @@ class LocalAgreement(Adaptive):
 
     @property
     def drafts(self) -> int:
-        """n."""
+        """The n hypotheses that must agree."""
         return self.n
 
 
@@ -172,7 +172,7 @@ class AlignAtt(Adaptive):
 
     @property
     def too_new(self) -> int:
-        """As given."""
+        """The chunks that are too new to be relied on."""
         return self.chunks
 
     def trusts(self, attention: Float[np.ndarray, "b window"]) -> Bool[np.ndarray, " b"]:
@@ -211,7 +211,7 @@ class TailMass(Adaptive):
 
     @property
     def too_new(self) -> int:
-        """The same."""
+        """The last few chunks, whose share of the attention counts."""
         return self.chunks
 
     def trusts(self, attention: Float[np.ndarray, "b window"]) -> Bool[np.ndarray, " b"]:
@@ -222,7 +222,7 @@ class TailMass(Adaptive):
 def wait_schedule(
     n_tokens: int, wait: Wait, ratio: int = 1, chunk_size: int = 1
 ) -> Int[np.ndarray, " t"] | None:
-    """How many source states each of so many target tokens sees; None for all.
+    """How many source states each of `n_tokens` target tokens sees; None for all.
 
     That is g(t) = ratio (t + wait), t from 0, and as states come by the chunk, up to the end of the
     one that is in.

@@ -2,7 +2,7 @@
 
 While the source goes on, what is written stays, so greedy decoding is all there is. At its end, the
 rest of the translation may be searched for, as is usual offline: the hypothesis is chosen whose
-pieces, the end being one, are the likeliest on average.
+subwords, the end being one, are the likeliest on average.
 """
 
 import math
@@ -18,8 +18,8 @@ from leap.runtime.streaming.vocabulary import EOS
 Step = Callable[
     [Int[np.ndarray, " b"], Any, Bool[np.ndarray, " b"]], tuple[Float[np.ndarray, "b v"], Any]
 ]
-"""Of the last pieces, the states before them and whether a row may end: scores of what follows, and
-the states after them."""
+"""Of the last subwords, the states before them and whether a row may end: scores of what follows,
+and the states after them."""
 
 
 @dataclass(frozen=True)
@@ -27,16 +27,16 @@ class Open:
     """A sentence that is to be completed."""
 
     last: int
-    """The piece written last."""
+    """The subword written last."""
     room: int
-    """Pieces that may be written at most."""
+    """Subwords that may be written at most."""
     is_said: bool
     """Whether it says something already, and so may end."""
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """Pieces that may follow."""
+    """Subwords that may follow."""
 
     pieces: tuple[int, ...] = ()
     score: float = 0.0
@@ -44,12 +44,12 @@ class Hypothesis:
     is_said: bool = False
 
     def then(self, piece: int, score: float, spells: bool) -> "Hypothesis":
-        """With one more piece."""
+        """With one more subword."""
         return Hypothesis((*self.pieces, piece), self.score + score, self.is_said or spells)
 
     @property
     def mean(self) -> float:
-        """Of a piece, the end being one."""
+        """Of a subword, the end being one."""
         return self.score / (len(self.pieces) + 1)
 
 
@@ -92,14 +92,14 @@ class _Search:
 def search(
     step: Step, states: Any, sentences: Sequence[Open], beam: int, spells: Callable[[int], bool]
 ) -> list[list[int]]:
-    """The pieces that complete each sentence.
+    """The subwords that complete each sentence.
 
     Args:
         step: the model.
         states: a row for each sentence, of which `select` gives some.
         sentences: where each of them is.
         beam: how many hypotheses are kept of each.
-        spells: whether a piece says something, so that a sentence may end after it.
+        spells: whether a subword says something, so that a sentence may end after it.
     """
     searches = [
         _Search(each.room, beam, [Hypothesis(is_said=each.is_said)] if each.room > 0 else [])

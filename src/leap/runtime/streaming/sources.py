@@ -33,7 +33,7 @@ class Chunk:
     """What is to be read at once."""
 
     content: np.ndarray
-    """Pieces `[n]`, or frames `[n, bins]`; of length 0 where there is only the end to tell."""
+    """Subwords `[n]`, or frames `[n, bins]`; of length 0 where there is only the end to tell."""
     n_states: int
     """How many states it becomes."""
     is_last: bool
@@ -56,10 +56,10 @@ class TextSource:
     """Text to read.
 
     Args:
-        vocabulary: its pieces.
-        chunk_size: pieces to a chunk; 0 for whole sentences.
-        reset: end sentences where they end, and at the latest after so many subwords; None to end
-            only with the source.
+        vocabulary: its subwords.
+        chunk_size: subwords to a chunk; 0 for whole sentences.
+        reset: end sentences where they end, and at the latest after this many subwords; None to
+            end only with the source.
         language: ISO 639 code, for where sentences end.
     """
 
@@ -156,9 +156,9 @@ class SpeechSource:
         extractor: makes frames of it.
         frames_per_state: as many become one state.
         chunk_size: states to a chunk; 0 for the whole source.
-        reset: end a sentence where a pause begins, and at the latest after so many states; None to
-            end only with the source. A chunk that ends quietly is then held back until it is known
-            whether that is a pause, of which nothing is read.
+        reset: end a sentence where a pause begins, and at the latest after this number of states;
+            None to end only with the source. A chunk that ends quietly is then held back until it
+            is known whether that is a pause, of which nothing is read.
         pauses: by what a pause is told.
     """
 

@@ -33,11 +33,11 @@ from leap.runtime.streaming.vocabulary import BOS, EOS, PAD, SPACE, UNK, Subword
 
 SPELLS_NOTHING = (BOS, PAD, UNK)
 FEW = 10
-"""Pieces that may be written whatever the source's length."""
+"""Subwords that may be written whatever the source's length."""
 DRAFT = 32
-"""Longest draft of what may follow, in pieces: what agreement is looked for in."""
+"""Longest draft of what may follow, in subwords: what agreement is looked for in."""
 LONGEST_WORD = 64
-"""Pieces after which a word is taken for complete, lest it grow for ever."""
+"""Subwords after which a word is taken for complete, lest it grow for ever."""
 
 
 class Interpreter(ABC):
@@ -53,10 +53,10 @@ class Interpreter(ABC):
         frames_per_state: of a model of speech.
         chunk_size: source states that are read at once, 0 for all when the source has ended; by
             default 1 for text and 4 for speech.
-        longest: pieces to write for each source state, besides a few; more are not written, so that
-            no model runs away.
+        longest: subwords to write for each source state, besides a few; more are not written, so
+            that no model runs away.
         reset: begin anew where a sentence ends, or in a pause of speech, and at the latest after
-            so many source states: for sources much longer than those the model was trained on.
+            this number of source states: for sources much longer than those of the training.
         beam: hypotheses to search for the best end of a sentence with, once all of it has been
             read; 1 for greedy decoding to the end.
         language: ISO 639 code of the source, by which ends of sentences in text are told.
@@ -129,7 +129,7 @@ class Interpreter(ABC):
         return Stream(self.pool(1))
 
     def pool(self, n: int) -> "StreamPool":
-        """So many new streams, to be stepped together."""
+        """`n` new streams, to be stepped together."""
         return StreamPool(self, [self.row() for _ in range(n)], self.blank.select([0] * n))
 
     def row(self) -> "Row":
@@ -144,7 +144,7 @@ class Interpreter(ABC):
         return Row(source, self.vocabulary.words(), self.start)
 
     def limit(self, row: "Row") -> int:
-        """How many pieces may have been written by now."""
+        """How many subwords may have been written by now."""
         return int(self.longest * row.n_read) + FEW
 
     def write(
@@ -192,11 +192,11 @@ class Row:
     source: Source
     words: Words
     last: int
-    """The piece written last."""
+    """The subword written last."""
     n_read: int = 0
     """Source states of this sentence."""
     n_written: int = 0
-    """Pieces of this sentence."""
+    """Subwords of this sentence."""
     is_heard: bool = False
     """Whether there was anything but silence in this sentence."""
     is_said: bool = False
@@ -223,7 +223,7 @@ class Row:
         return chunk
 
     def write(self, piece: int) -> None:
-        """Write one more piece."""
+        """Write one more subword."""
         self.last = piece
         self.n_written += 1
         self.is_said |= self.words.vocabulary.pieces[piece] != SPACE

@@ -16,11 +16,11 @@ from leap.errors import ConfigError
 BOS, PAD, EOS, UNK = range(4)
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 SPACE = "▁"
-"""What a piece begins with where a word begins."""
+"""What a subword begins with where a word begins."""
 
 
 class Subwords:
-    """Pieces of words, as translation uses them.
+    """Subwords, as translation uses them.
 
     Args:
         backend: the tokenizer.
@@ -31,7 +31,7 @@ class Subwords:
         # So that a text about </s> does not end there.
         backend.encode_special_tokens = True
         self.pieces = [str(backend.id_to_token(i)) for i in range(backend.get_vocab_size())]
-        """Every piece by its id."""
+        """Every subword by its id."""
 
     def to_json(self) -> str:
         """The tokenizer as its file has it."""
@@ -41,7 +41,7 @@ class Subwords:
         return len(self.pieces)
 
     def encode(self, text: str) -> list[int]:
-        """Pieces of a sentence or a word, without an end.
+        """Subwords of a sentence or a word, without an end.
 
         Those of a sentence are those of its words, one after another.
         """
@@ -55,15 +55,15 @@ class Subwords:
         return [encoding.ids for encoding in found]
 
     def begins_word(self, piece: int) -> bool:
-        """Whether a word begins with this piece, so that the one before it is complete."""
+        """Whether a word begins with this subword, so that the one before it is complete."""
         return self.pieces[piece].startswith(SPACE)
 
     def words(self) -> "Words":
-        """What puts pieces together to words, as they come."""
+        """What puts subwords together to words, as they come."""
         return Words(self)
 
     def decode(self, pieces: Iterable[int]) -> str:
-        """The text that some pieces spell; special ones spell nothing."""
+        """The text that some subwords spell; special ones spell nothing."""
         words = self.words()
         return " ".join([word for piece in pieces for word in words.push(piece)] + words.finish())
 
@@ -71,26 +71,26 @@ class Subwords:
         """Refuse a model that was made for another vocabulary.
 
         Args:
-            size: how many pieces the model knows.
+            size: how many subwords the model knows.
             what: the model's name, for the error.
         """
         if size != len(self):
             raise ConfigError(
-                f"{what} knows {size} pieces, but the vocabulary has {len(self)}; give the "
+                f"{what} knows {size} subwords, but the vocabulary has {len(self)}; give the "
                 "vocabulary it was trained with"
             )
 
 
 @dataclass
 class Words:
-    """Pieces in, words out, each as soon as it is complete. To fork it, copy `held`."""
+    """Subwords in, words out, each as soon as it is complete. To fork it, copy `held`."""
 
     vocabulary: Subwords
     held: list[int] = field(default_factory=list)
-    """Pieces of the word that is not complete yet."""
+    """Subwords of the word that is not complete yet."""
 
     def push(self, piece: int) -> list[str]:
-        """Take one more piece, and give the word that it completes, if it does."""
+        """Take one more subword, and give the word that it completes, if it does."""
         if piece in (BOS, PAD, EOS, UNK):
             return []
         complete = self.finish() if self.vocabulary.begins_word(piece) else []
@@ -98,7 +98,7 @@ class Words:
         return complete
 
     def finish(self) -> list[str]:
-        """The last word, if there is one, since no piece follows."""
+        """The last word, if there is one, since no subword follows."""
         word = "".join(self.vocabulary.pieces[piece] for piece in self.held).replace(SPACE, "")
         self.held = []
         return [word] if word else []

@@ -1,6 +1,6 @@
 """Several models in equal budget: the same text, tokens, order, seed and schedule for each.
 
-    results.json, results.md   what came out, a row a model; after each model, of those so far
+    results.json, results.md   what came out, one row per model; after each model, of those so far
     curves.png                 their learning curves
     tokenizer.json             trained once, for all
     <model>/                   the run folder of each

@@ -21,7 +21,7 @@ from leap.tasks.files import data_folder, offline_unless_reached, read_text
 HELD_OUT = 0.05
 """Share of the text in each of the two held-out parts, where the source has no parts itself."""
 FILES_TO_SPLIT = 20
-"""A folder of so many files is split between files, one of smaller number within the text."""
+"""A folder of at least this number of files is split between files, others within the text."""
 PARTS = {
     "train": ("train", "training"),
     "valid": ("valid", "validation", "val", "dev"),

@@ -81,7 +81,7 @@ class Learner:
 
     row: Row
     before: float
-    """Perplexity a token on held-out text, untrained."""
+    """Perplexity per token on held-out text, untrained."""
     milliseconds: dict[int, float]
     """CPU time of one more token on one thread, by the length of the text before it."""
     state_bytes: dict[int, int]
@@ -145,7 +145,7 @@ def _comparison(config: DemoConfig) -> CompareConfig:
 
 
 def _untrained(run: TrainConfig) -> float:
-    """Perplexity a token of the model before its first step, on the start of the held-out text."""
+    """Perplexity per token of the untrained model, on the start of the held-out text."""
     texts = prepare(run, run_folder(run))
     set_seed(run.seed)
     model = build_model(run, texts.tokenizer, run.length)

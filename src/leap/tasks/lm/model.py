@@ -219,7 +219,7 @@ def windows(text: str, n_layer: int, length: int) -> list[int | None]:
         found = [None if entry == "global" else int(entry) for entry in text.split(",")]
     except ValueError as error:
         raise ConfigError(
-            f"windows={text!r} is not known; give doubling, global, or one a layer, as 4,8,global"
+            f"windows={text!r} is not known; give doubling, global, or one per layer, as 4,8,global"
         ) from error
     if len(found) != n_layer:
         raise ConfigError(f"windows={text!r} has {len(found)} entries for {n_layer} layers")

@@ -137,7 +137,7 @@ class MqarConfig:
             parse_model(model)
 
     def length_of(self, pairs: int) -> int:
-        """Tokens in a sequence with so many pairs."""
+        """Tokens in a sequence with this number of pairs."""
         return max(self.length, self.tokens_per_pair * pairs)
 
     def recipe(self, seed: int) -> Recipe:
@@ -323,7 +323,7 @@ def _fit(
 def accuracy_at(
     model: PreTrainedModel, config: MqarConfig, *, pairs: int, part: int, seed: int
 ) -> float:
-    """Share of right answers in sequences with so many pairs."""
+    """Share of right answers in sequences with this number of pairs."""
     model.eval()
     length = config.length_of(pairs)
     at_once = max(1, config.batch_tokens // length)
@@ -387,7 +387,7 @@ def describe(config: MqarConfig) -> str:
     spread = ", mean and standard deviation of" if len(config.seeds) > 1 else ","
     return (
         f"Multi-query associative recall: share of right answers in {config.sequences} sequences, "
-        f"by pairs in so many tokens. {config.n_layer} layers, {config.n_head} "
+        f"by the number of pairs and of tokens. {config.n_layer} layers, {config.n_head} "
         f"head{'s' * (config.n_head > 1)}, a vocabulary of {config.vocabulary:,}; trained with "
         f"{', '.join(map(str, config.train_pairs))} pairs for at most {config.steps} steps of "
         f"{config.batch_tokens} tokens, AdamW {config.learning_rate:g} {config.schedule}{spread} "

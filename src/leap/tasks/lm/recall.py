@@ -8,7 +8,7 @@ early in a text most of all: it is those that models learn from first. Then it i
 longer ones, the state carried all the way. A model that guesses is right once in as many times as
 there are words.
 
-    results.json, results.md   the share of right answers by distance, a row a model
+    results.json, results.md   the share of right answers by distance, one row per model
     recall.png                 the same as a picture
     <model>/                   the run folder of each
 """
@@ -219,7 +219,7 @@ def accuracy_at(
 ) -> float:
     """Share of right answers after `distance` tokens of filler, the text read in chunks.
 
-    A filler that is shorter than that is read over and over.
+    A filler that is shorter than that is repeated.
     """
     model.eval()  # Any causal language model of Hugging Face's kind.
     device = next((x.device for x in model.parameters()), torch.device("cpu"))

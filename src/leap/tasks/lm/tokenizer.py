@@ -83,7 +83,7 @@ def make_tokenizer(
 
     Args:
         kind: "bytes", or the path of a SentencePiece (.model) or tokenizers (.json) file.
-        train_size: train one with so many tokens instead.
+        train_size: train one with this number of tokens instead.
         documents: the text to train it on.
     """
     if train_size is not None:

@@ -19,7 +19,7 @@ CHUNK = 500
 """Examples that are drawn from one seed: what a process does at a time."""
 
 Make = Callable[[int, np.random.Generator], Examples]
-"""Draws so many examples of one input each."""
+"""Draws a number of examples of one input each."""
 Seed = tuple[int, int, int]
 
 
@@ -73,7 +73,7 @@ def _draw(make: Make, seed: Seed) -> Examples:
 
 
 def _take(examples: Examples, count: int, seen: set[bytes] | None) -> Examples:
-    """The first so many; of those alone that were not seen before, if a record of that is kept."""
+    """The first `count`; of those alone that were not seen before, if a record of that is kept."""
     if seen is None:
         return examples.part(0, count)
     kept: list[int] = []
@@ -90,7 +90,7 @@ def _take(examples: Examples, count: int, seen: set[bytes] | None) -> Examples:
 def _processes(
     count: int,
 ) -> Iterator[Callable[[Callable[[Seed], Examples], Iterable[Seed]], Iterable[Examples]]]:
-    """A `map` that keeps the order: over so many processes, or within this one if it is 1."""
+    """A `map` that keeps the order: over `count` processes, or within this one if it is 1."""
     if count == 1:
         yield map
         return

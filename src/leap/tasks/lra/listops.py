@@ -97,7 +97,7 @@ class _Depth:
 def _grow(
     count: int, max_depth: int, lengths: tuple[int, int], chance: np.random.Generator
 ) -> list[_Depth]:
-    """Begin so many trees, each with an operator, and return those of a length to keep."""
+    """Begin `count` trees, each with an operator, and return those of a length to keep."""
     shortest, longest = lengths
     most = MAX_ARGUMENTS + 1
     depths = [_Depth(np.arange(count), chance.integers(2, most, count))]

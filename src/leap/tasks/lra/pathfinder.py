@@ -35,7 +35,7 @@ WIDE = SIDE + 2 * FRAME
 PADDLE = 2  # Lengths are in pixels.
 MARGIN = 1
 STAMP = 4  # From the middle of a stamp to its edge: a paddle, its margin, and its thickness.
-FINER = 2  # Paddles and dots are drawn at so many times the size, and then made smaller.
+FINER = 2  # Paddles and dots are drawn at this multiple of the size, and then made smaller.
 SEED_DISTANCE = 7
 DOT_RADIUS = 1.5
 
@@ -137,7 +137,7 @@ class _Tables:
 
 
 def _grow_pairs(count: int, n_paddles: int, chance: np.random.Generator) -> _Curves:
-    """Begin so many pairs of curves, and return those that found room for all their paddles."""
+    """Begin `count` pairs of curves, and return those that found room for all their paddles."""
     mask = np.repeat(_empty_mask()[None], count, axis=0)
     first = _first_seeds(count, chance)
     angle = np.radians(chance.integers(0, 360, count))

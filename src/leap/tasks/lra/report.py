@@ -6,7 +6,7 @@
 
 Runs of a task that are not alike (see `ALIKE`) are in tables of their own, and not averaged.
 
-Throughput is in examples a second: on a CPU of its own time, summed over all cores, which leaves
+Throughput is in examples per second: on a CPU of its own time, summed over all cores, which leaves
 out what other programs took, the mean of all steps; elsewhere of wall time, by the median step.
 """
 
@@ -79,7 +79,7 @@ class Row:
     spread: float | None
     """Standard deviation of the accuracy over seeds, if there are several."""
     train_rate: float | None
-    """Examples a second in training."""
+    """Examples per second in training."""
     inference_rate: float | None
     peak_bytes: float | None
     """Memory of a training step on top of the model."""

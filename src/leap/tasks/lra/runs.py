@@ -117,7 +117,7 @@ class Settings:
         self.recipe(paper(self.task).steps if self.steps is None else self.steps, 0)
 
     def recipe(self, steps: int, seed: int) -> dict[str, Any]:
-        """How to train for so many steps, as fields of a checked `Recipe`."""
+        """How to train for a number of steps, as fields of a checked `Recipe`."""
         known = paper(self.task)
         every = self.evaluate_every
         if every is None:
@@ -249,7 +249,7 @@ def started_from(run: RunConfig) -> str | None:
 
 
 def some(data: TaskDataset, count: int | None) -> Dataset[dict[str, Tensor]]:
-    """So many of the examples, the same for every run; files may have them sorted by class.
+    """`count` of the examples, the same for every run; files may have them sorted by class.
 
     Short ones come first, so that batches of them have little to fill up.
     """
@@ -271,7 +271,7 @@ def open_splits(run: RunConfig) -> dict[str, TaskDataset]:
 def make_batch(
     data: Dataset[dict[str, Tensor]], collate: Collator, size: int, start: int = 0
 ) -> dict[str, Tensor]:
-    """So many examples of the data from `start` on, beginning anew where it ends."""
+    """`size` examples of the data from `start` on, beginning anew where it ends."""
     n = len(data)  # type: ignore[arg-type]
     return collate([data[i % n] for i in range(start, start + size)])
 

@@ -6,7 +6,7 @@
 
 and `SpeechAgent` with `--source-segment-size 320`, a list of wav files, and the like. All work is
 done as the source comes in, so that nothing is kept of it, and what is left at the end comes in one
-piece, as SimulEval asks no further of an agent of speech.
+subword, as SimulEval asks no further of an agent of speech.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -86,7 +86,7 @@ class _Streaming:
         parser.add_argument("--run", required=True, help="run folder of leap simul train")
         parser.add_argument("--policy", default="wait-3", help="wait-3, offline, align-2, ...")
         parser.add_argument("--chunk-size", type=int, help="source states read at once")
-        parser.add_argument("--reset", type=int, help="begin anew after so many states at the most")
+        parser.add_argument("--reset", type=int, help="begin anew after at most this many states")
         parser.add_argument("--beam", type=int, default=1, help="hypotheses at a sentence's end")
 
     def build_states(self) -> StreamStates:

@@ -8,7 +8,7 @@ Items, before and after they are put together (b sentences of a batch):
 
     text    input_ids       [source]        ends with eos; padded with pad
     speech  input_features  [frames, bins]  normalised; padded with 0
-            transcript      [pieces]        what is said, without eos, or nothing where that is not
+            transcript      [subwords]      what is said, without eos, or nothing where that is not
                                             known; padded with -100
     both    labels          [target]        ends with eos; padded with -100
             attention_mask  [source] or [frames], made when padding: 1 where there is something
@@ -48,7 +48,7 @@ class Pairs(Protocol):
 
     @property
     def sizes(self) -> Sequence[int]:
-        """Pieces of the longer side, or frames, of each."""
+        """Subwords of the longer side, or frames, of each."""
 
     def __len__(self) -> int: ...
 
@@ -56,7 +56,7 @@ class Pairs(Protocol):
 
 
 class TextPairs(Dataset[Item]):
-    """Sentences and their translations as pieces: `input_ids` and `labels`.
+    """Sentences and their translations as subwords: `input_ids` and `labels`.
 
     Args:
         sentences: any; their sound is not looked at.
@@ -85,7 +85,7 @@ class SpeechPairs(Dataset[Item]):
 
     Args:
         sentences: with their sound.
-        vocabulary: of both languages; what is said is told in its pieces too.
+        vocabulary: of both languages; what is said is told in its subwords too.
         extractor: makes the frames, and knows how to normalise them.
         augment: put gaps into the frames, to train on.
     """
@@ -136,7 +136,7 @@ class TokenBatches(Dataset[list[Item]]):
 
     Args:
         data: the sentences.
-        tokens: largest size of a batch, padding included: pieces of text, or frames of speech. A
+        tokens: largest size of a batch, padding included: subwords of text, or frames of speech. A
             sentence longer than that is a batch of its own.
         n_batches: how many the run takes; by default one pass.
         seed: of what is drawn; None for one order by length.

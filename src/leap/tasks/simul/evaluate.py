@@ -97,12 +97,12 @@ class EvalConfig:
     batch: int = 64
     """Streams in a pool. With 1, computing is timed, for computation-aware latency."""
     long_form: float | Literal["all"] | None = None
-    """Join sentences into streams of so many words of text, or minutes of speech, or into one of
+    """Join sentences into streams of this many words of text, or minutes of speech, or into one of
     all, and cut what comes out into sentences again by the references. By default each sentence
     is translated by itself."""
     reset: int | None = None
     """In long form: evaluate also with beginning anew at the end of a sentence or in a pause, and
-    at the latest after so many states. Sound that is read as a whole, offline, has no resets.
+    at the latest after this many states. Sound that is read as a whole, offline, has no resets.
     By default there are none."""
     pauses: Pauses = "loudness"
     """With reset: how pauses of speech are detected: loudness, or silero (silero-vad)."""
@@ -314,7 +314,7 @@ def translate(
 
     Args:
         interpreter: the model with its policy.
-        sentences: text goes in word by word; of speech, so many milliseconds at a time.
+        sentences: text goes in word by word; of speech, a number of milliseconds at a time.
         batch: how many streams to step at once; computing is timed if it is 1.
         segment: milliseconds.
         tell: is told how many are done.

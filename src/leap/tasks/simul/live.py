@@ -31,7 +31,7 @@ from leap.tasks.simul.scoring.metrics import Amount, latency
 LONG = 200
 """States after which a sentence is taken for ended, unless told: 16 seconds of sound."""
 BLOCK = 4096
-"""Bytes of text to take at once, if there are so many."""
+"""Bytes of text to take at once, if there are as many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class StreamConfig:
     chunk_size: int | None = None
     """States read at once, 0 for all; by default the fewest of the training, offline the most."""
     reset: int | None = None
-    """Begin anew at the end of a sentence or in a pause, and at the latest after so many states, 0
+    """Begin anew at the end of a sentence or in a pause, at the latest after this many states, 0
     for never; by default 200, and never with sound that is heard as a whole, offline. Models know
     sentences: of two that follow each other they would translate the first."""
     pauses: Pauses | None = None

@@ -32,7 +32,7 @@ class ModelConfig(AttentionOptions):
 
     attention: str = "leapformer"
     """Attention of all parts that are given none of their own: leapformer, softmax, elu-linear,
-    cosformer, ...; or several with commas, one a layer."""
+    cosformer, ...; or several with commas, one per layer."""
     encoder_attention: str | None = None
     """Attention of the encoder; by default that of all."""
     decoder_attention: str | None = None
@@ -71,7 +71,7 @@ class ModelConfig(AttentionOptions):
 
 WANTED = "give the run folder of leap simul train"
 LONGEST = 512
-"""Pieces that `generate` writes at most, unless told otherwise; Hugging Face's own 20 are few."""
+"""Subwords that `generate` writes at most, unless told otherwise; Hugging Face's own 20 are few."""
 
 
 def check_model(config: ModelConfig) -> None:
@@ -147,7 +147,7 @@ def take_encoder(model: Translator, vocabulary: Vocabulary, run: Path) -> None:
     Args:
         model: changed in place.
         vocabulary: of the new model. One that reads text, or tells transcripts, must have the
-            run's pieces to take what knows them.
+            run's subwords to take what knows them.
         run: the run folder, of recognition for one.
 
     Raises:
@@ -168,7 +168,7 @@ def take_encoder(model: Translator, vocabulary: Vocabulary, run: Path) -> None:
     same_pieces = its_vocabulary.pieces == vocabulary.pieces
     if not same_pieces and _source(model) == "text":
         raise ConfigError(
-            f"encoder_from={run} knows other pieces of words; prepare the data with "
+            f"encoder_from={run} knows other subwords; prepare the data with "
             f"--use-vocabulary {run}/model"
         )
     model.model.encoder.load_state_dict(other.model.encoder.state_dict())

@@ -18,9 +18,10 @@ class Paths:
     """What to draw from, for each batch; one that is given twice is drawn twice as often."""
 
     waits: tuple[Wait, ...] = (1, 3, 5, 7, 9, "offline")
-    """Waits to learn: target piece t (from 0) sees ratio (t + wait) source states, or all."""
+    """Waits to learn: target subword t (from 0) sees ratio (t + wait) source states, or all."""
     ratio: int | None = None
-    """Source states to a target piece (pre-decision ratio); by default 1 for text, 4 for speech."""
+    """Source states per target subword (pre-decision ratio); by default 1 for text, 4 for
+    speech."""
     chunk_sizes: tuple[int, ...] | None = None
     """States that the encoder reads at once; 0 for all of them, with which everything waits for the
     end. By default 1 for text, and 4, 8 or 0 for speech."""
@@ -54,6 +55,6 @@ class Resolved:
 
 
 def wait_schedule(n_tokens: int, wait: Wait, ratio: int = 1, chunk_size: int = 1) -> Tensor | None:
-    """How many source states each of so many target tokens sees; None for all."""
+    """How many source states each of `n_tokens` target tokens sees; None for all."""
     found = policies.wait_schedule(n_tokens, wait, ratio, chunk_size)
     return None if found is None else torch.from_numpy(found)

@@ -1,7 +1,7 @@
 """Preparing a corpus: from text or recordings to a folder that training and evaluation read.
 
 config.json, data.json   the settings, and a digest of the text
-vocabulary/              pieces of both languages
+vocabulary/              subwords of both languages
 extractor/               how sound becomes frames, with their statistics
 gcmvn.npz, config.yaml,
 dict.txt                 the same for fairseq
@@ -103,9 +103,9 @@ class PrepareConfig:
     """Subwords, for both languages together; fewer if the text has not as many. By default
     6000, and 130 of numbers, which are then spelt in parts: neun, hundertvier, und, zig."""
     pieces: Literal["bpe", "unigram"] = "bpe"
-    """How SentencePiece finds them."""
+    """How SentencePiece finds subwords: byte-pair encoding (bpe), or a unigram model."""
     use_vocabulary: Path | None = None
-    """Take the pieces of this SentencePiece file, or of this prepared folder, instead; by default
+    """Take the subwords of this SentencePiece file, or of this prepared folder, instead; by default
     they are made of the text."""
     limit: int | None = None
     """Sentences to train on, spread over all there are; by default all, and 10,000 of numbers."""

@@ -44,7 +44,7 @@ class TrainConfig(Recipe, Paths, ModelConfig):
     """Run whose encoder to begin with, as one that was trained on the transcripts; its sizes must
     be the same. By default all weights are new."""
     tokens: int | None = None
-    """Pieces of the longer side in a batch, or frames of speech, padding counted; by default 1024
+    """Subwords of the longer side in a batch, or frames of speech, padding counted; by default 1024
     and 16384."""
     augment: Literal["lb", "ld", "sm", "ss"] | None = "lb"
     """SpecAugment policy for speech; None for none."""
@@ -69,7 +69,7 @@ class TrainConfig(Recipe, Paths, ModelConfig):
             raise ConfigError(f"tokens={self.tokens} must be 1 or more")
 
     def n_steps(self, n_items: int) -> int:
-        """Optimiser steps over so many batches."""
+        """Optimiser steps, where `n_items` batches make an epoch."""
         if self.steps is None and self.epochs is None:
             return DEFAULT_STEPS
         return super().n_steps(n_items)

@@ -1,9 +1,10 @@
-"""Words to pieces and back, one vocabulary for both languages, also while the words still arrive.
+"""Words to subwords and back, one vocabulary for both languages, also while the words still arrive.
 
-The pieces are SentencePiece's, which never reach over white space: encoding word by word gives the
-pieces of the whole sentence. A word that is being written is complete when the next one begins.
+The subwords are SentencePiece's, which never reach over white space: encoding word by word gives
+the subwords of the whole sentence. A word that is being written is complete when the next one
+begins.
 
-Special pieces come first, in fairseq's order: bos 0, pad 1, eos 2, unk 3.
+Special subwords come first, in fairseq's order: bos 0, pad 1, eos 2, unk 3.
 """
 
 import io
@@ -25,7 +26,7 @@ SENTENCEPIECE = "sentencepiece.model"
 
 
 class Vocabulary(Subwords):
-    """Pieces of words, as translation uses them.
+    """Subwords, as translation uses them.
 
     Args:
         hugging_face: the same as a tokenizer for Hugging Face, whose `__call__` adds the end.
@@ -46,11 +47,11 @@ class Vocabulary(Subwords):
 def train_vocabulary(
     texts: Iterable[str], size: int = 6000, kind: Literal["bpe", "unigram"] = "bpe"
 ) -> Vocabulary:
-    """Find the pieces that spell some text best; give it both languages for a joint vocabulary.
+    """Find the subwords that spell some text best; give it both languages for a joint vocabulary.
 
     Args:
         texts: sentences.
-        size: number of pieces, the special ones among them. A text too small for so many gets
+        size: number of subwords, the special ones among them. A text too small for that gets
             as many as can be found in it.
         kind: of SentencePiece.
     """
@@ -86,7 +87,7 @@ def train_vocabulary(
         )
     except RuntimeError as error:
         raise ConfigError(
-            f"no vocabulary of {size} pieces can be made of this text ({first_line(error)})"
+            f"no vocabulary of {size} subwords can be made of this text ({first_line(error)})"
         ) from error
     with TemporaryDirectory() as folder:
         path = Path(folder) / SENTENCEPIECE
@@ -97,7 +98,7 @@ def train_vocabulary(
 def read_vocabulary(path: Path) -> Vocabulary:
     """The vocabulary in a SentencePiece file.
 
-    Its special pieces must be as ours are, and a space may only be in front of the others: words
+    Its special subwords must be as ours are, and a space may only be in front of the others: words
     are told by that.
     """
     found = read_sentencepiece(path, extra="simul")
@@ -116,7 +117,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
     for piece in (each.piece for each in found.proto.pieces):
         if SPACE in piece.lstrip(SPACE):
             raise FileError(
-                f"{path} has pieces with a space elsewhere than in front, such as {piece}; train "
+                f"{path} has subwords with a space elsewhere than in front, such as {piece}; train "
                 "one with split_by_whitespace and without treat_whitespace_as_suffix"
             )
     backend = found.tokenizer()

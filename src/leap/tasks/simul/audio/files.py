@@ -14,7 +14,7 @@ from leap.extras import install_command
 from leap.runtime.fbank import Frames, Samples
 
 RATE = 16000
-"""Samples a second that our models take."""
+"""Samples per second that our models take."""
 Sound = Float[np.ndarray, " samples"] | Float[np.ndarray, "samples channels"]
 Resampled = Float[np.ndarray, " resampled"]
 
@@ -43,7 +43,7 @@ def read_sound(audio: Audio | Path, rate: int = RATE) -> Samples:
 
     Args:
         audio: a sound file, or a stretch of one.
-        rate: samples a second to return; a file with another rate is resampled.
+        rate: samples per second to return; a file with another rate is resampled.
 
     Raises:
         FileError: if there is no file, or no sound in it.
@@ -79,7 +79,7 @@ def decode_sound(content: bytes, rate: int = RATE) -> Samples:
 
 
 def sound_facts(path: Path) -> tuple[int, int]:
-    """How many samples a sound file has, and how many a second."""
+    """How many samples a sound file has, and how many per second."""
     if not path.is_file():
         raise FileError(f"no sound file at {path}")
     try:
@@ -114,13 +114,13 @@ class Resampler:
     A few milliseconds are held back until more comes, or the end.
 
     Args:
-        rate: samples a second that come in.
-        to: samples a second that go out.
+        rate: samples per second that come in.
+        to: samples per second that go out.
     """
 
     def __init__(self, rate: int, to: int = RATE) -> None:
         if rate < 1:
-            raise ConfigError(f"a rate of {rate} samples a second is none")
+            raise ConfigError(f"a rate of {rate} samples per second is none")
         self._stream = (
             None if rate == to else _import("soxr").ResampleStream(rate, to, 1, dtype="float32")
         )

@@ -45,7 +45,7 @@ def listen(
 
     Args:
         stopped: whether to end.
-        rate: samples a second to return; the microphone may have another.
+        rate: samples per second to return; the microphone may have another.
         milliseconds: of a stretch.
         device: number of the microphone, or part of its name; by default the system's.
     """

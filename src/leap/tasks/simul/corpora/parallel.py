@@ -1,4 +1,4 @@
-"""Plain parallel text: a file a language, line by line; or one file with tabs between languages."""
+"""Plain parallel text: one file per language, line by line; or one with tabs between languages."""
 
 import gzip
 import zlib
@@ -56,7 +56,7 @@ def add_tabbed(reader: Reader, name: str, lines: Sequence[str]) -> None:
 
 
 def write_parallel(corpus: Corpus, folder: Path) -> None:
-    """Write a file a language and part, such as `train.en` and `train.de`."""
+    """Write one file per language and part, such as `train.en` and `train.de`."""
     folder.mkdir(parents=True, exist_ok=True)
     for part, sentences in corpus.parts.items():
         for language, lines in (

@@ -104,12 +104,12 @@ def write_config(
     statistics: str | None,
     n_bins: int = 80,
 ) -> None:
-    """Write what fairseq reads beside the manifests: `config.yaml`, and `dict.txt` of pieces.
+    """Write what fairseq reads beside the manifests: `config.yaml`, and `dict.txt` of subwords.
 
     Args:
         folder: of the manifests.
         vocabulary: path of the SentencePiece file, from there.
-        pieces: that it has, less the special ones, which fairseq puts before them itself.
+        pieces: its subwords, less the special ones, which fairseq puts before them itself.
         statistics: path of the npz file with mean and deviation of frames, if there is one.
         n_bins: bands of a frame.
     """
@@ -134,7 +134,7 @@ def write_config(
     if statistics:
         config["global_cmvn"] = {"stats_npz_path": statistics}
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-    # The number is how often a piece occurs, of which fairseq's own scripts say 1, too.
+    # The number is how often a subword occurs, of which fairseq's own scripts say 1, too.
     write_whole(folder / PIECES, "".join(f"{piece} 1\n" for piece in pieces))
 
 

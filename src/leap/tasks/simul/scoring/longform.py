@@ -257,6 +257,6 @@ def plot_cost(curves: dict[str, Sequence[Step]], unit: str, title: str) -> Figur
             ],
             y_limits=(0, None),
         )
-        for i, label, factor in ((1, "a step (ms, median)", 1000), (2, "state (KiB)", 1 / KIB))
+        for i, label, factor in ((1, "per step (ms, median)", 1000), (2, "state (KiB)", 1 / KIB))
     ]
     return plot(panels, title, n_columns=1, shared=True)

@@ -62,7 +62,7 @@ def resegment(words: Sequence[str], references: Sequence[str]) -> list[int]:
 
 
 def check_size(n_words: int, n_expected: int) -> None:
-    """Raises InputError if so many words cannot be aligned to so many of the references."""
+    """Raises InputError if this number of words cannot be aligned to that of the references."""
     if not n_expected:
         raise InputError("the references have no words, so that nothing can be aligned to them")
     if n_words * n_expected > MOST:
