@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from leap.ops.backends import BACKENDS, using
 from leap.ops.triton.device import interpreted
@@ -60,6 +61,53 @@ def each_backend(request):
     torch.compiler.reset()  # Each may compile as often as if it were alone.
     with using(None if request.param == "chosen" else request.param):
         yield
+
+
+@pytest.fixture
+def check_cut():
+    """A sequence cut in two has the outputs, the state after it and the gradients of the whole."""
+
+    def check(attend, inputs, split, sums, used=None):
+        whole, final = attend(*inputs)
+        head, state = attend(*(x[:, :, :split] for x in inputs))
+        tail, resumed = attend(*(x[:, :, split:] for x in inputs), state)
+        joined = torch.cat([head, tail], dim=2)
+        assert_close(joined, whole)
+        assert_close(resumed.tensors(), final.tensors())
+        used, after = used or inputs, getattr(final, sums)
+        outer = torch.randn_like(whole), torch.randn_like(after)
+        assert_close(
+            torch.autograd.grad((joined, getattr(resumed, sums)), used, outer),
+            torch.autograd.grad((whole, after), used, outer),
+        )
+
+    return check
+
+
+@pytest.fixture
+def check_rollback():
+    """The last n of 7 tokens can be taken back; then what is left goes on, or goes back too."""
+
+    def check(read, state, n):
+        back = read(3, 7, read(0, 3, state)).rollback(n)
+        assert_close(back.tensors(), read(0, 7 - n, state).tensors())
+        assert_close(back.rollback(7 - n).tensors(), state.tensors())
+        assert_close(read(7 - n, 7, back).tensors(), read(0, 7, state).tensors())
+
+    return check
+
+
+@pytest.fixture
+def padded_to_17(where):
+    """Places of 12 real tokens among 17, and a mask of them for a batch of 2."""
+    real = {
+        "left": range(5, 17),
+        "right": range(12),
+        "holes": (0, 1, 4, 5, 6, 8, 11, 12, 13, 14, 15, 16),
+    }[where]
+    mask = torch.zeros(2, 17, dtype=torch.bool)
+    mask[:, list(real)] = True
+    return torch.tensor(list(real)), mask
 
 
 @pytest.fixture(scope="module")

@@ -105,14 +105,8 @@ def test_the_future_is_invisible():
 
 
 @pytest.mark.parametrize("split", [0, 1, 8, 13, 19, 20])
-def test_a_sequence_can_be_cut_anywhere(split):
-    inputs = make_inputs(20)
-    whole, final = attend(*inputs)
-    head, state = attend(*cut(inputs, split))
-    tail, resumed = attend(*cut(inputs, split, None), state)
-    joined = torch.cat([head, tail], dim=2)
-    assert_same_with_gradients((joined, resumed.s), (whole, final.s), inputs)
-    assert resumed.length.tolist() == [20, 20]
+def test_a_sequence_can_be_cut_anywhere(check_cut, split):
+    check_cut(attend, make_inputs(20), split, "s")
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -155,7 +149,7 @@ def test_the_state_is_of_fixed_size_and_full_precision(dtype):
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("pads", [False, True])
 @pytest.mark.parametrize("n", [0, 1, 4, 7])
-def test_the_last_tokens_can_be_taken_back(n, gated, pads):
+def test_the_last_tokens_can_be_taken_back(check_rollback, n, gated, pads):
     state = attend(*make_inputs(10))[1].record(limit=7)
     *tokens, gate = make_inputs(7, seed=1)
     mask = torch.rand(2, 7) < 0.5 if pads else None
@@ -165,12 +159,7 @@ def test_the_last_tokens_can_be_taken_back(n, gated, pads):
         key_mask = None if mask is None else mask[:, start:end]
         return attend(*cut(tokens, start, end), log_gate, before, key_mask=key_mask)[1]
 
-    expected = read(0, 7 - n, state)
-    back = read(3, 7, read(0, 3, state)).rollback(n)
-    assert_close(back.tensors(), expected.tensors())
-    # What was rolled back goes on, and can be rolled back again.
-    assert_close(back.rollback(7 - n).tensors(), state.tensors())
-    assert_close(read(7 - n, 7, back).tensors(), read(0, 7, state).tensors())
+    check_rollback(read, state, n)
 
 
 def test_rejected_drafts_leave_no_drift():
@@ -210,16 +199,9 @@ def test_a_merge_says_why_it_cannot_be():
 
 
 @pytest.mark.parametrize("where", ["left", "right", "holes"])
-def test_pads_change_nothing_for_real_tokens(where):
+def test_pads_change_nothing_for_real_tokens(padded_to_17):
     inputs = make_inputs(12)
-    real = {
-        "left": range(5, 17),
-        "right": range(12),
-        "holes": (0, 1, 4, 5, 6, 8, 11, 12, 13, 14, 15, 16),
-    }[where]
-    real = torch.tensor(list(real))
-    mask = torch.zeros(2, 17, dtype=torch.bool)
-    mask[:, real] = True
+    real, mask = padded_to_17
     padded = [
         x.new_full((*x.shape[:2], 17, *x.shape[3:]), 1e3).index_copy(2, real, x) for x in inputs
     ]

@@ -374,23 +374,13 @@ def test_a_fade_goes_through_long_sequences_in_single_precision():
 
 
 @pytest.mark.parametrize("split", [1, 8, 13, 19])
-def test_a_sequence_that_fades_can_be_cut_anywhere(split):
+def test_a_sequence_that_fades_can_be_cut_anywhere(check_cut, split):
     inputs = *make_qkv(20), *make_proportions(20)
 
     def attend(q, k, v, p, s, state=None):
         return causal_proportional_attention(q, k, v, p, s, state, fade=FADE, chunk_size=8)
 
-    whole, final = attend(*inputs)
-    head, state = attend(*cut(inputs, split))
-    tail, resumed = attend(*cut(inputs, split, None), state)
-    joined = torch.cat([head, tail], dim=2)
-    assert_close(joined, whole)
-    assert_close(resumed.tensors(), final.tensors())
-    upstream, after = torch.randn_like(whole), torch.randn_like(final.kv)
-    assert_close(
-        torch.autograd.grad((joined, resumed.kv), inputs, (upstream, after)),
-        torch.autograd.grad((whole, final.kv), inputs, (upstream, after)),
-    )
+    check_cut(attend, inputs, split, "kv")
 
 
 def test_pads_do_not_fade():
@@ -416,27 +406,14 @@ def test_a_fade_comes_on_top_of_gates():
 
 @pytest.mark.parametrize("split", [0, 1, 8, 13, 19, 20])
 @pytest.mark.parametrize("gated", [False, True])
-def test_a_sequence_can_be_cut_anywhere(split, gated):
+def test_a_sequence_can_be_cut_anywhere(check_cut, split, gated):
     inputs = (*make_qkv(20), *make_proportions(20), make_gate(20, "head"))
 
     def attend(q, k, v, p, s, gate, state=None):
         log_gate = gate if gated else None
         return causal_proportional_attention(q, k, v, p, s, state, log_gate=log_gate, chunk_size=8)
 
-    whole, final = attend(*inputs)
-    head, state = attend(*cut(inputs, split))
-    tail, resumed = attend(*cut(inputs, split, None), state)
-    joined = torch.cat([head, tail], dim=2)
-    assert_close(joined, whole)
-    assert_close(resumed.tensors(), final.tensors())
-
-    used = inputs if gated else inputs[:-1]
-    upstream = torch.randn_like(whole)
-    after = torch.randn_like(final.kv)
-    assert_close(
-        torch.autograd.grad((joined, resumed.kv), used, (upstream, after)),
-        torch.autograd.grad((whole, final.kv), used, (upstream, after)),
-    )
+    check_cut(attend, inputs, split, "kv", used=inputs if gated else inputs[:-1])
 
 
 def test_gradients_flow_in_and_out_of_the_state():
@@ -538,16 +515,9 @@ def test_sums_are_exact_under_transforms_too():
 
 @pytest.mark.parametrize("where", ["left", "right", "holes"])
 @pytest.mark.parametrize("gated", [False, True])
-def test_pads_change_nothing_for_real_tokens(where, gated):
+def test_pads_change_nothing_for_real_tokens(padded_to_17, gated):
     inputs = (*make_qkv(12), *make_proportions(12), make_gate(12, 5))
-    real = {
-        "left": range(5, 17),
-        "right": range(12),
-        "holes": (0, 1, 4, 5, 6, 8, 11, 12, 13, 14, 15, 16),
-    }[where]
-    real = torch.tensor(list(real))
-    mask = torch.zeros(2, 17, dtype=torch.bool)
-    mask[:, real] = True
+    real, mask = padded_to_17
 
     def attend(q, k, v, p, s, gate, key_mask=None):
         log_gate = gate if gated else None
