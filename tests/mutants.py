@@ -61,12 +61,8 @@ LEFT_OUT = "not triton and not compil"
 
 ELSEWHERE = {
     "ops/additive/state.py": ["ops/test_additive_state.py"],
-    "ops/checks.py": ["ops/test_linear.py", "ops/test_additive.py"],
-    "ops/derivatives.py": ["ops/test_every_op.py"],
     "ops/linear/state.py": ["ops/test_state.py"],
     "ops/linear/two_way.py": ["ops/test_two_way.py"],
-    "ops/packing.py": ["ops/test_linear.py", "ops/test_softmax.py"],
-    "runtime/streaming/pauses.py": ["tasks/simul/audio/test_pauses.py"],
     "runtime/streaming/sentences.py": ["tasks/simul/streaming/test_stream.py"],
     "runtime/streaming/sources.py": ["tasks/simul/streaming/test_stream.py"],
     "runtime/streaming/stream.py": ["tasks/simul/streaming/test_stream.py"],
