@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 WORKERS ?= 2
-MODEL ?= $(patsubst %/manifest.json,%,$(wildcard exported/*/manifest.json))
+MODEL ?= $(patsubst %/manifest.json,%,$(wildcard exported/*/manifest.json src/leap/runtime/shipped/*/manifest.json))
 WEB ?= build/web
 MUTANTS ?= src/leap/ops src/leap/runtime/streaming
 NUMBER ?= 4
@@ -62,7 +62,7 @@ demo: $(STAMP) ## train a small language model beside softmax, write text, show 
 docs: $(STAMP) ## build the documentation site into build/site
 	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet && echo "wrote build/site/index.html"
 
-web: web/node_modules/.package-lock.json ## build the page that runs MODEL, a folder of leap export, in a browser into build/web
+web: web/node_modules/.package-lock.json ## build the page that runs MODEL, folders of leap export, in a browser into build/web
 	@node web/build.mjs $(WEB) $(MODEL) && echo "wrote $(WEB); serve it: python3 -m http.server -d $(WEB)"
 
 clean: ## remove the environment

@@ -11,14 +11,22 @@ const VENDOR = {
   "ort.wasm": "onnxruntime-web/dist/ort-wasm-simd-threaded.wasm",
   "tokenizers.mjs": "@huggingface/tokenizers/dist/tokenizers.min.mjs",
   "tokenizers.LICENSE": "@huggingface/tokenizers/LICENSE",
+  "sentencex.mjs": "sentencex-wasm/sentencex_wasm.js",
+  "sentencex.wasm": "sentencex-wasm/sentencex_wasm_bg.wasm",
+  "sentencex.LICENSE": "sentencex-wasm/LICENSE",
 };
 const WORKER = "service-worker.js";
 
 const [output, ...models] = process.argv.slice(2);
 const names = models.map((folder) => basename(resolve(folder)));
-for (const folder of models) {
+const tasks = models.map((folder) => {
   if (!existsSync(join(folder, "manifest.json"))) refuse(`no exported model at ${folder}; make one with leap export`);
-}
+  try {
+    return JSON.parse(readFileSync(join(folder, "manifest.json"), "utf-8")).task;
+  } catch (error) {
+    return refuse(`${folder}/manifest.json is not a whole JSON file (${error.message}); make it again with leap export`);
+  }
+});
 const twice = names.find((name, i) => names.indexOf(name) !== i);
 if (twice) refuse(`two models are called ${twice}; rename the folder of one`);
 if (existsSync(output) && readdirSync(output).length && !existsSync(join(output, WORKER))) {
@@ -33,7 +41,7 @@ for (const [name, path] of Object.entries(VENDOR)) {
 }
 mkdirSync(join(output, "models"));
 models.forEach((folder, i) => cpSync(folder, join(output, "models", names[i]), { recursive: true }));
-writeFileSync(join(output, "models", "index.json"), JSON.stringify(names));
+writeFileSync(join(output, "models", "index.json"), JSON.stringify(names.map((name, i) => ({ name, task: tasks[i] }))));
 
 const files = readdirSync(output, { recursive: true })
   .map((path) => path.replaceAll("\\", "/"))

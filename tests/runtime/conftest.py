@@ -26,6 +26,18 @@ FADING = {
     "n_layer": 2,
 }
 
+TRANSLATORS = {
+    "text": {
+        "feature": "exp",
+        "cross_attention": "leapformer,softmax",
+        "cross_window": 8,
+        "position_embedding": "alibi",
+    },
+    "speech": {"attention": "leapformer", "proportion": "travelled"},
+}
+SOURCE = "three hundred and nine five thousand sixty-eight (again) seven one"
+TARGET = "dreihundertneun fünftausend achtundsechzig (noch einmal) sieben eins"
+
 
 def leap_command(*arguments, check=True):
     """Run a command in a process of its own."""
@@ -91,3 +103,38 @@ def _exported(tmp_path_factory, save_lm, text_file, settings):
     given = ("--run", run, "--output", output, "--data", text_file, "--tokens", 600)
     done = leap_command("export", *given)
     return run, output, done.stdout
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory):
+    """The run and the export of a translation model that knows nothing, by its kind."""
+    made = {}
+    for name in ("onnx", "onnxscript", "onnxruntime", "sentencepiece", "kaldi_native_fbank"):
+        pytest.importorskip(name, reason=f"exporting translation needs {name}")
+
+    def folders_of(kind):
+        if kind in made:
+            return made[kind]
+        from leap.models.fbank import LeapformerFeatureExtractor
+        from leap.runtime.streaming.vocabulary import EOS
+        from leap.tasks.simul.model import ModelConfig, build_model, save_model
+        from leap.tasks.simul.vocabulary import train_vocabulary
+
+        is_speech = kind == "speech"
+        torch.manual_seed(1)
+        vocabulary = train_vocabulary([SOURCE, TARGET], size=60)
+        extractor = LeapformerFeatureExtractor(mean=[12.0] * 80, std=[3.0] * 80)
+        sizes = {"hidden_size": 16, "feed_forward_size": 16, "n_head": 2}
+        config = ModelConfig(**sizes, n_layer=2, encoder_layers=2, **TRANSLATORS[kind])
+        model = build_model(config, vocabulary, 80 if is_speech else None)
+        for parameter in model.parameters():
+            parameter.data.mul_(2)
+        model.lm_head.weight.data[EOS] *= 1.2
+        run = tmp_path_factory.mktemp(kind)
+        save_model(model, vocabulary, extractor if is_speech else None, run / "run")
+        done = leap_command("export", "--run", run / "run", "--output", run / "exported")
+        assert "largest difference from torch" in done.stdout
+        made[kind] = run / "run", run / "exported"
+        return made[kind]
+
+    return folders_of

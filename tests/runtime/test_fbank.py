@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from leap.errors import ConfigError
 from leap.runtime.fbank import FilterBank
 
 SETTINGS = {"mean": [12.0] * 80, "std": [3.0] * 80}
@@ -41,3 +42,17 @@ def test_sound_that_arrives_gives_the_frames_of_the_whole(sound):
 
 def test_no_sound_has_no_frames():
     assert FilterBank().raw_frames(np.zeros(100, np.float32)).shape == (0, 80)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sampling_rate": 0}, "sampling_rate=0 1000 or more"),
+        ({"feature_size": 0}, "feature_size=0 must be 1 or more"),
+        ({"lead": -1}, "lead=-1 0 or more"),
+    ],
+    ids=str,
+)
+def test_sound_that_cannot_be_is_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        FilterBank(**settings)

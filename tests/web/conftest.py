@@ -22,6 +22,17 @@ MODELS = {
     "mixed": {"attention": ["gated-delta", "softmax", "cosformer"], "n_layer": 3, "convolution": 3},
 }
 """One whose state is as large after any text, and one with the other kinds of state."""
+TRANSLATORS = {
+    "text": {
+        "feature": "exp",
+        "cross_attention": "leapformer,softmax",
+        "cross_window": 8,
+        "position_embedding": "alibi",
+    },
+    "speech": {"attention": "leapformer", "proportion": "travelled"},
+}
+SOURCE = "three hundred and nine five thousand sixty-eight (again) seven one"
+TARGET = "dreihundertneun fünftausend achtundsechzig (noch einmal) sieben eins"
 
 
 @pytest.fixture(scope="session")
@@ -33,6 +44,45 @@ def models(tmp_path_factory):
     text = folder / "text.txt"
     shutil.copy(subprocess.__file__, text)
     return {name: _exported(folder, name, text, **MODELS[name]) for name in MODELS}
+
+
+@pytest.fixture(scope="session")
+def translators(tmp_path_factory):
+    """Folders of exported translation models by name, with weights drawn at random."""
+    for name in ("onnx", "onnxscript", "onnxruntime", "sentencepiece", "kaldi_native_fbank"):
+        pytest.importorskip(name, reason=f"exporting translation needs {name}")
+    folder = tmp_path_factory.mktemp("translators")
+    return {name: _translator(folder, name) for name in TRANSLATORS}
+
+
+def _translator(folder, name):
+    from leap.models.fbank import LeapformerFeatureExtractor
+    from leap.runtime.streaming.vocabulary import EOS
+    from leap.tasks.simul.model import ModelConfig, build_model, save_model
+    from leap.tasks.simul.vocabulary import train_vocabulary
+
+    extractor = None
+    if name == "speech":
+        extractor = LeapformerFeatureExtractor(mean=[12.0] * 80, std=[3.0] * 80)
+    torch.manual_seed(1)
+    vocabulary = train_vocabulary([SOURCE, TARGET], size=60)
+    sizes = {"hidden_size": 16, "feed_forward_size": 16, "n_head": 2}
+    config = ModelConfig(**sizes, n_layer=2, encoder_layers=2, **TRANSLATORS[name])
+    model = build_model(config, vocabulary, extractor and 80)
+    for parameter in model.parameters():
+        parameter.data.mul_(2)
+    model.lm_head.weight.data[EOS] *= 1.2
+    begins = [i for i, piece in enumerate(vocabulary.pieces) if piece.startswith("▁")]
+    model.lm_head.weight.data[begins] *= 1.5  # So that there are words, not one without an end.
+    run, output = folder / "runs" / name, folder / name
+    save_model(model, vocabulary, extractor, run)
+    _export("--run", run, "--output", output)
+    return output
+
+
+def _export(*given):
+    command = [sys.executable, "-m", "leap.cli", "export", *map(str, given)]
+    subprocess.run(command, capture_output=True, text=True, check=True)
 
 
 def _exported(folder, name, text, **settings):
@@ -56,9 +106,7 @@ def _exported(folder, name, text, **settings):
     run, output = folder / "runs" / name, folder / name
     model.save_pretrained(run)
     tokenizer.save(run)
-    given = ("--run", run, "--output", output, "--data", text, "--tokens", 64)
-    command = [sys.executable, "-m", "leap.cli", "export", *map(str, given)]
-    subprocess.run(command, capture_output=True, text=True, check=True)
+    _export("--run", run, "--output", output, "--data", text, "--tokens", 64)
     return output
 
 
@@ -91,10 +139,10 @@ def build():
 
 
 @pytest.fixture(scope="session")
-def site(tmp_path_factory, build, models):
-    """The folder of the page with the models."""
+def site(tmp_path_factory, build, models, translators):
+    """The folder of the page with all models."""
     output = tmp_path_factory.mktemp("site") / "web"
-    done = build(output, *models.values())
+    done = build(output, *models.values(), *translators.values())
     assert done.returncode == 0, done.stderr
     return output
 
@@ -135,14 +183,22 @@ def url(site):
 
 
 @pytest.fixture(scope="session")
-def browser():
+def launch():
+    """A function that starts a browser with some more flags."""
     playwright = pytest.importorskip("playwright.sync_api", reason="browsing needs playwright")
     if CHROMIUM is None:
         pytest.skip("browsing needs chromium")
     with playwright.sync_playwright() as started:
-        found = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield found
-        found.close()
+        yield lambda *flags: started.chromium.launch(
+            executable_path=CHROMIUM, args=[*FLAGS, *flags]
+        )
+
+
+@pytest.fixture(scope="session")
+def browser(launch):
+    found = launch()
+    yield found
+    found.close()
 
 
 @pytest.fixture

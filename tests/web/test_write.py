@@ -14,6 +14,11 @@ PATIENCE = 120_000
 """Milliseconds that a busy machine may take."""
 
 
+def tab(page):
+    """The tab that is shown."""
+    return page.get_by_role("region")
+
+
 def says(page, pattern):
     """Wait until the status says something."""
     from playwright.sync_api import expect
@@ -33,7 +38,7 @@ def warns(page, pattern):
 def fill(page, **values):
     names = {"seed": "Random seed"}
     for name, value in values.items():
-        page.get_by_label(names.get(name, name.capitalize())).fill(str(value))
+        tab(page).get_by_label(names.get(name, name.capitalize())).fill(str(value))
 
 
 def press(page, name):
@@ -51,11 +56,13 @@ def write(page, prompt=PROMPT, *, temperature=0, seed=0, tokens=40):
 
 def written(page):
     """What the text box shows."""
-    return page.get_by_label("The text").text_content()
+    return tab(page).get_by_label("The text").text_content()
 
 
 def measure(page, name):
-    return page.get_by_label("Measures").get_by_text(name).locator("xpath=../strong").inner_text()
+    return (
+        tab(page).get_by_label("Measures").get_by_text(name).locator("xpath=../strong").inner_text()
+    )
 
 
 @pytest.fixture
@@ -71,7 +78,7 @@ def expected(models):
 
 @pytest.mark.parametrize("model", ["steady", "mixed"])
 def test_a_prompt_goes_on_as_in_python(page, expected, model, tmp_path):
-    page.get_by_label("Model").select_option(model)
+    tab(page).get_by_label("Model").select_option(model)
     text, past = expected(model, temperature=0.0)
     assert write(page) == text
     page.screenshot(path=tmp_path / "write.png")
@@ -107,7 +114,7 @@ def test_stop_stops_and_another_text_can_begin(page, expected):
     says(page, "Ready")
     fill(page, prompt="a", tokens=1_000_000, temperature=1)
     press(page, "Write")
-    expect(page.get_by_label("The text")).to_have_text(
+    expect(tab(page).get_by_label("The text")).to_have_text(
         re.compile("a.+", re.DOTALL), timeout=PATIENCE
     )
     press(page, "Stop")
@@ -117,7 +124,7 @@ def test_stop_stops_and_another_text_can_begin(page, expected):
 
 def test_a_folder_of_this_machine_is_opened(page, models, expected):
     says(page, "Ready")
-    page.get_by_label("Exported folder").set_input_files(models["mixed"])
+    tab(page).get_by_label("Exported folder").set_input_files(models["mixed"])
     says(page, "Loading mixed|Ready")
     assert write(page) == expected("mixed", temperature=0.0)[0]
 
@@ -192,10 +199,10 @@ def test_folders_that_are_no_exports_are_told_and_others_still_work(
         folder = tmp_path / f"broken-{number}"
         shutil.copytree(models["steady"], folder)
         change(folder)
-        page.get_by_label("Exported folder").set_input_files(folder)
+        tab(page).get_by_label("Exported folder").set_input_files(folder)
         warns(page, f"roken-{number}.*{message}|{message} broken-{number}")
         assert page.get_by_role("button", name="Write").is_disabled()
-    page.get_by_label("Model").select_option("steady")
+    tab(page).get_by_label("Model").select_option("steady")
     assert write(page, tokens=5) == expected(temperature=0.0, tokens=5)[0]
     assert page.get_by_role("alert").is_hidden()
 
@@ -210,7 +217,7 @@ def test_learned_positions_end_in_one_line(page, models, tmp_path):
     shutil.copytree(models["steady"], tmp_path / "short")
     edited(n_positions=50)(tmp_path / "short")
     says(page, "Ready")
-    page.get_by_label("Exported folder").set_input_files(tmp_path / "short")
+    tab(page).get_by_label("Exported folder").set_input_files(tmp_path / "short")
     says(page, "Ready")
     fill(page, prompt="abc", tokens=60)
     press(page, "Write")

@@ -84,9 +84,14 @@ export function integers(numbers, dims) {
   return new ort.Tensor("int64", BigInt64Array.from(numbers, BigInt), dims);
 }
 
+/** Numbers with a fraction as a graph takes them. */
+export function numbers(values, dims) {
+  return new ort.Tensor("float32", Float32Array.from(values), dims);
+}
+
 async function startSession(bytes, path) {
   try {
-    return await ort.InferenceSession.create(new Uint8Array(bytes), { executionProviders: ["wasm"] });
+    return await ort.InferenceSession.create(new Uint8Array(bytes), { executionProviders: ["wasm"], logSeverityLevel: 3 });
   } catch (error) {
     const line = firstLine(error);
     if (/no available backend/.test(line)) {

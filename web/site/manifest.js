@@ -9,8 +9,8 @@ const TYPES = ["float32", "float64", "int64", "bool"];
 export const NEXT = "next.";
 export const AGAIN = "make it again with leap export";
 
-/** The manifest of an exported model of a task. */
-export async function readManifest(folder, task) {
+/** The manifest of an exported model of one of some tasks. */
+export async function readManifest(folder, ...tasks) {
   const bytes = await folder.read("manifest.json");
   if (bytes === null) throw new LeapError(`no exported model at ${folder.name}; make one with leap export`);
   const path = `${folder.name}/manifest.json`;
@@ -23,8 +23,9 @@ export async function readManifest(folder, task) {
       `${folder.name} was exported in version ${found.version} of the format, and this is version ${VERSION}; ${AGAIN}`,
     );
   }
-  if (found.task !== task) {
-    throw new LeapError(`${folder.name} holds a model for ${found.task}, and one for ${task} is wanted here`);
+  if (!tasks.includes(found.task)) {
+    const wanted = tasks.join(" or ");
+    throw new LeapError(`${folder.name} holds a model for ${found.task}, and one for ${wanted} is wanted here`);
   }
   const broken = mistake(found);
   if (broken) throw new LeapError(`${path} does not tell what it should (${broken}); ${AGAIN}`);
@@ -42,7 +43,7 @@ export function parseJson(bytes, path) {
 }
 
 /** What is wrong with a manifest, or nothing. */
-function mistake({ states, graphs, at_once, n_positions, vocabulary, tokenizer }) {
+function mistake({ task, states, graphs, at_once, n_positions, vocabulary, tokenizer, translation }) {
   const whole = (x) => Number.isInteger(x) && x > 0;
   const strings = (x) => Array.isArray(x) && x.every((each) => typeof each === "string");
   const isState = (each) =>
@@ -57,6 +58,8 @@ function mistake({ states, graphs, at_once, n_positions, vocabulary, tokenizer }
   if (!whole(at_once)) return "at_once";
   if (n_positions !== null && !whole(n_positions)) return "n_positions";
   if (!whole(vocabulary)) return "vocabulary";
-  if (typeof tokenizer?.file !== "string" || !Number.isInteger(tokenizer.end)) return "tokenizer";
+  if (typeof tokenizer?.file !== "string") return "tokenizer";
+  if (task === "lm" && !Number.isInteger(tokenizer.end)) return "tokenizer";
+  if (task !== "lm" && typeof translation !== "object") return "translation";
   return null;
 }

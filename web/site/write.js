@@ -1,30 +1,24 @@
 // The tab Write: a prompt goes on, token by token.
 
 import { Chart } from "./chart.js";
+import { bytes, startTab } from "./tab.js";
 
 const WINDOW = 1000; // Milliseconds over which speed is measured.
 const BYTES = 4; // Of a number in float32, as a KV cache would hold it.
 
 /** Set the tab up: choose a model, and do as the form says. */
-export function startWrite(section) {
+export function startWrite(section, names, asked) {
   const form = section.querySelector("form");
-  const { model, open, folder, prompt, write, more, stop } = form.elements;
-  const [error, status, given, written] = [".error", ".status", ".given", ".new"].map((x) => section.querySelector(x));
-  const box = section.querySelector(".text");
-  const show = (name, text) => (section.querySelector(`[data-show=${name}]`).textContent = text);
+  const { model, open, prompt, write, more, stop } = form.elements;
+  const [given, written, box] = [".given", ".new", ".text"].map((x) => section.querySelector(x));
   const charts = Object.fromEntries(
     [...section.querySelectorAll("[data-chart]")].map((svg) => [svg.dataset.chart, new Chart(svg)]),
   );
+  const show = (name, text) => (section.querySelector(`[data-show=${name}]`).textContent = text);
   let cachePerToken = null;
   let meter = null;
-  let loaded = false;
   let begun = false;
 
-  const fail = (message) => {
-    error.textContent = message;
-    error.hidden = false;
-    status.textContent = "";
-  };
   /** What can be pressed: nothing of a model while it is loaded or missing, only stop while it writes. */
   const allow = (ready, writing = false) => {
     write.disabled = !ready;
@@ -34,55 +28,19 @@ export function startWrite(section) {
     open.disabled = writing;
     box.ariaBusy = String(writing);
   };
-
-  if (typeof WebAssembly !== "object" || typeof Worker !== "function") {
-    open.disabled = true;
-    fail("This browser has no WebAssembly, which models are run by; use a current Firefox, Chrome, Edge or Safari.");
-    return;
-  }
-
-  const worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
-  worker.onerror = (event) => {
-    event.preventDefault();
-    fail(`The model's thread stopped (${event.message || "it could not be loaded"}); load the page again.`);
-    allow(false);
-  };
-  const ask = (message) => {
-    error.hidden = true;
-    worker.postMessage(message);
-  };
-  const load = (name, files) => {
-    loaded = begun = false;
-    allow(false);
-    status.textContent = `Loading ${name} …`;
-    show("about", "");
-    clear();
-    ask({ type: "load", name, files });
-  };
   const clear = () => {
     given.textContent = written.textContent = "";
     for (const chart of Object.values(charts)) chart.clear();
     for (const name of ["speed", "state", "tokens"]) show(name, "–");
     show("cache", "");
   };
-  const begin = (message) => {
-    begun = true;
-    meter = { marks: [], n: 0 };
-    allow(false, true);
-    status.textContent = "Writing …";
-    ask({ ...message, tokens: form.elements.tokens.valueAsNumber });
-  };
 
   const answers = {
-    loaded({ model: about, precision, stateBytes }) {
-      const { attention, parameters, hidden_size: size, n_layer: layers } = about;
+    loaded({ model: { hidden_size: size, n_layer: layers }, stateBytes }) {
       cachePerToken = Number.isInteger(size) && Number.isInteger(layers) ? 2 * size * layers * BYTES : null;
-      const kinds = [...new Set([attention].flat())].join(", ");
-      show("about", `${kinds} · ${Number(parameters).toLocaleString("en")} parameters · ${precision}`);
       show("state", bytes(stateBytes));
-      status.textContent = "Ready.";
-      loaded = true;
-      allow(true);
+      tab.status.textContent = "Ready.";
+      begun = false;
     },
 
     wrote({ piece, n, nRead, stateBytes }) {
@@ -106,16 +64,20 @@ export function startWrite(section) {
 
     done({ ended }) {
       written.normalize();
-      status.textContent = ended ? `The text ends here, after ${tokens(meter.n)}.` : `Wrote ${tokens(meter.n)}.`;
+      tab.status.textContent = ended ? `The text ends here, after ${tokens(meter.n)}.` : `Wrote ${tokens(meter.n)}.`;
       allow(true);
     },
-
-    failed({ message }) {
-      fail(`${message[0].toUpperCase()}${message.slice(1)}.`);
-      allow(loaded);
-    },
   };
-  worker.onmessage = ({ data }) => answers[data.type](data);
+  const tab = startTab(section, "worker.js", names, asked, { allow, clear, answers });
+  if (!tab) return;
+
+  const begin = (message) => {
+    begun = true;
+    meter = { marks: [], n: 0 };
+    allow(false, true);
+    tab.status.textContent = "Writing …";
+    tab.ask({ ...message, tokens: form.elements.tokens.valueAsNumber });
+  };
 
   /** Tokens per second of late, with some more of them. */
   function measured(n) {
@@ -139,46 +101,9 @@ export function startWrite(section) {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
   });
   more.addEventListener("click", () => form.reportValidity() && begin({ type: "more" }));
-  stop.addEventListener("click", () => worker.postMessage({ type: "stop" }));
-  model.addEventListener("change", () => load(model.value));
-  open.addEventListener("click", () => folder.click());
-  folder.addEventListener("change", () => {
-    const [first] = folder.files;
-    if (!first) return;
-    const name = first.webkitRelativePath.split("/")[0] || first.name;
-    const files = new Map([...folder.files].map((file) => [file.name, file]));
-    model.selectedIndex = -1;
-    load(name, files);
-    folder.value = "";
-  });
-
-  listModels().then((names) => {
-    const asked = new URLSearchParams(location.search).get("model");
-    if (asked !== null && !names.includes(asked)) names.push(asked);
-    model.append(...names.map((name) => new Option(name)));
-    if (!names.length) {
-      status.textContent = "No model lies beside this page: open a folder of leap export.";
-      return;
-    }
-    model.value = asked ?? names[0];
-    load(model.value);
-  });
-}
-
-/** Names of the models that lie beside the page. */
-async function listModels() {
-  try {
-    return await (await fetch("models/index.json")).json();
-  } catch {
-    return [];
-  }
+  stop.addEventListener("click", () => tab.ask({ type: "stop" }));
 }
 
 function tokens(n) {
   return n === 1 ? "1 token" : `${n.toLocaleString("en")} tokens`;
-}
-
-function bytes(n) {
-  if (n < 1000) return `${n} B`;
-  return n < 1e6 ? `${(n / 1e3).toFixed(1)} kB` : `${(n / 1e6).toFixed(2)} MB`;
 }

@@ -3,12 +3,20 @@
 from collections.abc import Callable
 from typing import Any
 
-from leap.bench import attention_report, decode_report, serve_report, stream_report
+from leap.bench import (
+    attention_report,
+    decode_report,
+    runtime_report,
+    serve_report,
+    stream_report,
+)
 from leap.bench.attention import BenchConfig
 from leap.bench.attention import measure as measure_attention
 from leap.bench.decode import DecodeConfig
 from leap.bench.decode import measure as measure_decode
 from leap.bench.report import Page
+from leap.bench.runtime import RuntimeConfig
+from leap.bench.runtime import measure as measure_runtime
 from leap.bench.serve import ServeBenchConfig
 from leap.bench.serve import measure as measure_serve
 from leap.bench.stream import StreamBenchConfig
@@ -29,6 +37,11 @@ def attention(config: BenchConfig) -> None:
 def decode(config: DecodeConfig) -> None:
     """Measure, print the tables, and say where the files are."""
     run_bench(config, measure_decode, decode_report.page)
+
+
+def runtime(config: RuntimeConfig) -> None:
+    """Measure, print the tables, and say where the files are."""
+    run_bench(config, measure_runtime, runtime_report.page)
 
 
 def serve(config: ServeBenchConfig) -> None:

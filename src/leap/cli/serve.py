@@ -2,16 +2,17 @@
 
 import logging
 
-from transformers.utils import logging as transformers_logging
-
+from leap.runtime.manifest import is_export
 from leap.serve import config as serving
 from leap.serve.config import ServeConfig
-
-transformers_logging.set_verbosity_error()
 
 
 def serve(config: ServeConfig) -> None:
     """Serve, and say where."""
+    if not is_export(config.run):
+        from transformers.utils import logging as transformers_logging
+
+        transformers_logging.set_verbosity_error()
     logging.basicConfig(format="leap serve: %(message)s", level=logging.WARNING)
 
     def tell(url: str) -> None:

@@ -106,6 +106,14 @@ VERBS = {
                 ("bench decode --preset 350m --contexts 1024", "at the size of GPT-2 medium"),
             ],
         ),
+        "runtime": Verb(
+            config="leap.bench.runtime.RuntimeConfig",
+            run="leap.cli.bench.runtime",
+            examples=[
+                ("bench runtime", "torch, onnxruntime and int8, in minutes"),
+                ("bench runtime --models leapformer --preset tiny", "a small model, in seconds"),
+            ],
+        ),
         "serve": Verb(
             config="leap.bench.serve.ServeBenchConfig",
             run="leap.cli.bench.serve",

@@ -122,7 +122,7 @@ def trace(call: Call, ports: Sequence[Port], outputs: Sequence[str]) -> Any:
     ]
     given = [dict(port.free) for port in ports]
     dynamic = torch.export.Dim.DYNAMIC
-    with using("graph"), torch.no_grad(), _quiet():
+    with using("graph"), torch.no_grad(), quiet():
         program = torch.onnx.export(
             call.eval(),
             (
@@ -169,7 +169,7 @@ def in_int8(model: Any) -> Any:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     _embeddings_in_int8(onnx, model)
-    with tempfile.TemporaryDirectory() as folder, _quiet():
+    with tempfile.TemporaryDirectory() as folder, quiet():
         before, after = Path(folder, "before.onnx"), Path(folder, "after.onnx")
         onnx.save(model, before)
         quantize_dynamic(
@@ -255,7 +255,7 @@ def _onnx() -> Any:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """What goes wrong comes as an error; the libraries' hints are for their own developers."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)

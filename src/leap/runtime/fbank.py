@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from leap.errors import InputError
+from leap.errors import ConfigError, InputError
 
 Samples = Float[np.ndarray, " samples"]
 Frames = Float[np.ndarray, "frames bins"]
@@ -28,6 +28,8 @@ LOUDEST = 32.0
 """Sample that cannot be meant to lie between -1 and 1."""
 LOWEST, PREEMPHASIS = 20.0, 0.97
 """Where the first band begins, in Hz; and the share of the sample before that is taken off."""
+SLOWEST = 1000
+"""Samples per second that sound has at the least."""
 FLOOR = 2.0**-23
 """The least energy of a band."""
 
@@ -102,6 +104,11 @@ class FilterBank(Extractor):
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
     ) -> None:
+        if feature_size < 1 or sampling_rate < SLOWEST or lead < 0:
+            raise ConfigError(
+                f"feature_size={feature_size} must be 1 or more, sampling_rate={sampling_rate} "
+                f"{SLOWEST} or more, and lead={lead} 0 or more"
+            )
         self.feature_size = feature_size
         self.sampling_rate = sampling_rate
         self.lead = lead

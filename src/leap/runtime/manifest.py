@@ -70,6 +70,11 @@ class Manifest:
     translation: Mapping[str, Any] = field(default_factory=dict)
     """How a translation model reads: its chunks, special subwords, language and sound."""
 
+    @property
+    def is_constant(self) -> bool:
+        """Whether a state keeps its size as it reads, so that rows can be joined at any time."""
+        return not any("tokens" in each.shape for each in self.states)
+
     def to_json(self) -> dict[str, Any]:
         """As it is written."""
         return {

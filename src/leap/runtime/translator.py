@@ -71,6 +71,7 @@ class Translator(Interpreter):
         chunk_size: states that are read at once, 0 for all; by default the fewest of the training,
             offline the most.
         threads: how many to compute with; one is the fastest for small models.
+        like: another of the same folder, whose graphs it shares.
         options: longest, reset, beam and pauses, as of `Interpreter`.
     """
 
@@ -81,18 +82,22 @@ class Translator(Interpreter):
         *,
         chunk_size: int | None = None,
         threads: int = 1,
+        like: "Translator | None" = None,
         **options: Any,
     ) -> None:
         self.folder = Path(folder)
         self.manifest = manifest = read_manifest(self.folder, ("text", "speech"))
         told = manifest.translation
-        self._read = Graph(self.folder, manifest, "read", threads)
-        self._write = Graph(self.folder, manifest, "write", threads)
+        self._read: Graph = like._read if like else Graph(self.folder, manifest, "read", threads)
+        self._write: Graph = like._write if like else Graph(self.folder, manifest, "write", threads)
+        self.can_join = manifest.is_constant
         try:
             vocabulary = Subwords(read_tokenizer(self.folder / manifest.tokenizer["file"]))
             extractor = FilterBank(**told["sound"]) if manifest.task == "speech" else None
             if isinstance(policy, str):
                 policy = read_policy(policy, told["ratio"])
+            if not told["chunk_sizes"]:
+                raise KeyError("chunk_sizes")
             if chunk_size is None:
                 choose = max if isinstance(policy, Offline) else min
                 chunk_size = choose(told["chunk_sizes"], key=lambda size: size or math.inf)

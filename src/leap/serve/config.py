@@ -9,6 +9,7 @@ from typing import Any
 
 from leap.errors import ConfigError, FileError, LeapError
 from leap.reports.files import read_json
+from leap.runtime.manifest import is_export
 
 MIB = 2**20
 TOKEN = "LEAP_TOKEN"
@@ -25,7 +26,8 @@ class ServeConfig:
     """
 
     run: Path
-    """Run folder of leap lm train or leap simul train, or a folder with a Hugging Face model."""
+    """Run folder of leap lm train or leap simul train, a folder of leap export, or one with a
+    Hugging Face model."""
     host: str = "127.0.0.1"
     """Address to listen at; 0.0.0.0 for every network of this machine."""
     port: int = 8000
@@ -60,7 +62,7 @@ class ServeConfig:
     policy: str = "wait-3"
     """Of translation: when to write, unless a client says."""
     threads: int | None = None
-    """CPU threads that compute; by default as many as torch takes."""
+    """CPU threads that compute; by default as many as torch takes, and 1 for an exported model."""
 
     def __post_init__(self) -> None:
         counts = ("slots", "max_tokens", "max_prompt", "max_body", "grace", "block", "budget")
@@ -102,10 +104,9 @@ def build(config: ServeConfig) -> Any:
     if translates(config.run):
         return make_app(translations=_translations(config), access=access)
     from leap.serve.engine import Engine
-    from leap.serve.models import load
 
     engine = Engine(
-        load(config.run),
+        _language_model(config),
         slots=config.slots,
         waiting=config.waiting,
         block=config.block,
@@ -123,10 +124,11 @@ def serve(config: ServeConfig, started: Callable[[str], None] = lambda url: None
         config: what to serve, and how.
         started: is told the address, once requests are answered.
     """
-    import torch
     import uvicorn
 
-    if config.threads is not None:
+    if config.threads is not None and not is_export(config.run):
+        import torch
+
         torch.set_num_threads(config.threads)
     app = build(config)
     listening = _listen(config.host, config.port)
@@ -152,6 +154,10 @@ def serve(config: ServeConfig, started: Callable[[str], None] = lambda url: None
 
 def translates(run: Path) -> bool:
     """Whether a folder holds a translation model."""
+    if is_export(run):
+        from leap.serve.exported import manifest_of
+
+        return manifest_of(run).task != "lm"
     for folder in (run / "model", run):
         if (folder / "config.json").is_file():
             found = read_json(folder / "config.json")
@@ -160,12 +166,31 @@ def translates(run: Path) -> bool:
     return False
 
 
-def _translations(config: ServeConfig) -> Any:
-    from leap.serve.translate import Translations
+def _language_model(config: ServeConfig) -> Any:
+    if is_export(config.run):
+        from leap.serve.exported import ExportedModel
+
+        return ExportedModel(config.run, config.threads or 1)
+    from leap.serve.models import load
+
+    return load(config.run)
+
+
+def _translation_model(config: ServeConfig) -> Any:
+    if is_export(config.run):
+        from leap.serve.exported import ExportedTranslation
+
+        return ExportedTranslation(config.run, config.threads or 1)
     from leap.tasks.simul.streaming.stream import load_trained
 
+    return load_trained(config.run)
+
+
+def _translations(config: ServeConfig) -> Any:
+    from leap.serve.translate import Translations
+
     return Translations(
-        load_trained(config.run),
+        _translation_model(config),
         config.run.resolve().name,
         policy=config.policy,
         max_streams=config.slots,

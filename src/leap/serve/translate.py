@@ -24,16 +24,16 @@ import threading
 from collections import defaultdict
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from leap.errors import LeapError
-from leap.runtime.streaming.stream import Stream, StreamPool
+from leap.runtime.fbank import Extractor
+from leap.runtime.streaming.stream import Interpreter, Stream, StreamPool
 from leap.serve.errors import ApiError
 from leap.tasks.simul.audio.files import Resampler
-from leap.tasks.simul.streaming.stream import Interpreter, Trained
 
 SLOWEST, FASTEST = 4000, 192_000
 """Samples per second that sound may have."""
@@ -41,6 +41,18 @@ MOST_POLICIES = 16
 """Policies whose interpreters are kept."""
 TRY_LATER, NO_POLICY = 1013, 1008
 """Codes by which a WebSocket is closed: too many streams; too long a silence."""
+
+
+@runtime_checkable
+class Trained(Protocol):
+    """A translation model: of a run, or exported."""
+
+    @property
+    def extractor(self) -> Extractor | None:
+        """Makes frames of sound, for a model of speech; None for one of text."""
+
+    def interpreter(self, policy: str, *, reset: int | None = None) -> Interpreter:
+        """The model with a policy."""
 
 
 @dataclass
@@ -58,7 +70,7 @@ class Translations:
     """All streams of one model, stepped by one thread.
 
     Args:
-        trained: the model of a run.
+        trained: the model of a run, or an exported one.
         name: of the run.
         policy: when to write, unless a client says.
         reset: states after which a sentence is taken for ended; None for never.
@@ -158,7 +170,11 @@ class Translations:
                 return
 
     def _step(self, pushes: list[Push]) -> None:
-        """Give all of these streams what has come, as one batch."""
+        """Give all of these streams what has come, as one batch if their states allow it."""
+        if len(pushes) > 1 and not pushes[0].session.stream._pool.interpreter.can_join:
+            for push in pushes:
+                self._step([push])
+            return
         try:
             pool = StreamPool.join([push.session.stream for push in pushes])
             words = pool.push([push.source for push in pushes])

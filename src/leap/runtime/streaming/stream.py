@@ -65,6 +65,8 @@ class Interpreter(ABC):
 
     blank: Any
     """What the model keeps of nothing, in one row."""
+    can_join: bool = True
+    """Whether streams can be stepped together wherever each of them is."""
 
     def __init__(
         self,
