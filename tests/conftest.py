@@ -2,6 +2,8 @@
 
 import inspect
 import os
+from importlib.util import find_spec
+from types import SimpleNamespace
 
 import jaxtyping
 import pytest
@@ -13,8 +15,9 @@ from hypothesis import settings
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 torch.set_num_threads(1)
-# Memory a kernel forgot to write comes out as NaN instead of whatever happened to lie there.
-torch.use_deterministic_algorithms(True)
+# Memory a kernel forgot to write comes out as NaN instead of whatever happened to lie there. On a
+# GPU torch has sums that it cannot do in a fixed order, so there it warns of them.
+torch.use_deterministic_algorithms(True, warn_only=os.environ["TRITON_INTERPRET"] == "0")
 torch.utils.deterministic.fill_uninitialized_memory = True
 
 # The same examples on every run, so that a failure is always one's own. To look for new ones:
@@ -62,3 +65,30 @@ def shapes_unchecked(monkeypatch):
                 monkeypatch.setattr(kind, name, classmethod(inspect.unwrap(method.__func__)))
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="module")
+def interpreter():
+    """Triton's kernels run here: interpreted, or on a GPU."""
+    if find_spec("triton") is None:
+        pytest.skip("Triton is not installed")
+    if os.environ["TRITON_INTERPRET"] == "1":
+        patch_once()
+
+
+def patch_once():
+    """Let the interpreter patch its language once, and not at each call within a kernel."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang
+    if patch.__name__ == "once":
+        return
+    done = []
+
+    def once(function):
+        if not done:
+            done.extend(patch(each) for each in (function, tl.sum.fn))
+        return SimpleNamespace(restore=lambda: None)
+
+    interpreter._patch_lang = once

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 from torch.testing import assert_close
 
 from leap.errors import InputError
@@ -15,17 +17,19 @@ from leap.ops.backends import BACKENDS, using
 from leap.ops.features import feature_map
 from leap.ops.linear import read_and_attend
 from leap.ops.tolerance import TOLERANCES, relative_error
-from leap.ops.triton import causal
+from leap.ops.triton import causal, step, whole
 from leap.ops.triton.compile import TARGETS, Compiled
 from leap.ops.triton.device import interpreted
 
 KERNELS = {
     *("decays", "chunk_states", "scan", "outputs", "divide"),
-    *("query_gradients", "key_gradients", "value_gradients", "gate_gradients"),
+    *("query_gradients", "key_gradients", "value_gradients"),
+    *("gate_gradients", "feature_gate_gradients"),
     *("totals", "before", "sums", "step"),
 }
 DOUBLE = torch.double
 PLACE = "cpu" if interpreted() else "cuda"
+STRETCH = 1 if interpreted() else 4  # As chunks are longer on a GPU.
 
 
 def heads_side_by_side(*shape):
@@ -38,9 +42,21 @@ class Call:
     """One call of causal linear attention, of inputs that every dtype holds."""
 
     def __init__(
-        self, length, *, widths=(5, 3), rank=0, gated="none", masked=False, state=False, **options
+        self,
+        length,
+        *,
+        widths=(5, 3),
+        rank=0,
+        gated="none",
+        masked=False,
+        state=False,
+        packed=None,
+        **options,
     ):
         (f, e), (b, h) = widths, (1, 2)
+        if length > 1:
+            length *= STRETCH
+            packed = None if packed is None else [n * STRETCH for n in packed]
         q, k = (heads_side_by_side(b, h, length, f).abs() for _ in "qk")
         self.inputs = {"q": q, "k": k, "v": heads_side_by_side(b, h, length, e)}
         self.inputs = {name: x.bfloat16().half().float() for name, x in self.inputs.items()}
@@ -48,20 +64,23 @@ class Call:
             self.inputs |= {name: torch.rand(b, h, length, rank) for name in "xy"}
         if gated == "gates":
             self.inputs["gate"] = -0.3 * torch.rand(b, h, length)
-        wide = f * max(rank, 1)
+        if gated == "features":  # Some forget at once.
+            self.inputs["gate"] = -30 * torch.rand(b, h, length, f) ** 8
+        wide, n = f * max(rank, 1), b if packed is None else len(packed) - 1
         if state:
-            self.inputs |= {"kv": torch.rand(b, h, wide, e).double()}
-            self.inputs |= {"k_sum": 3 * torch.rand(b, h, wide).double()}
+            self.inputs |= {"kv": torch.rand(n, h, wide, e).double()}
+            self.inputs |= {"k_sum": 3 * torch.rand(n, h, wide).double()}
         self.options = options | {
-            "key_mask": torch.rand(b, length).to(PLACE) < 0.7 if masked else None
+            "key_mask": torch.rand(b, length).to(PLACE) < 0.7 if masked else None,
+            "cu_seqlens": None if packed is None else torch.tensor(packed, device=PLACE),
         }
         if gated == "fade":
             self.options["fade"] = (-0.05, -0.5)
         self.inputs = {name: x.to(PLACE) for name, x in self.inputs.items()}
         self.upstream = (
             torch.randn(b, h, length, e),
-            0.01 * torch.randn(b, h, wide, e),
-            0.01 * torch.randn(b, h, wide),
+            0.01 * torch.randn(n, h, wide, e),
+            0.01 * torch.randn(n, h, wide),
         )
 
     def run(self, backend, dtype):
@@ -78,13 +97,16 @@ class Call:
         upstream = [g.to(x) for g, x in zip(self.upstream, outputs, strict=True)]
         grads = torch.autograd.grad(outputs, list(given.values()), upstream)
         named = {f"d{name}": g for name, g in zip(given, grads, strict=True)}
-        return {"o": o, "state.kv": state.kv, "state.k": state.k} | named
+        found = {"o": o, "state.kv": state.kv, "state.k": state.k} | named
+        if state.log_decay is not None:
+            found["state.log_decay"] = state.log_decay
+        return found | {"state.length": state.length.double()}
 
     def attend(self, backend, q, k, v, x=None, y=None, gate=None, kv=None, k_sum=None):
         state = (
             None
             if kv is None
-            else LinearState(kv, k_sum, length=torch.zeros(len(q), dtype=torch.long, device=PLACE))
+            else LinearState(kv, k_sum, length=torch.zeros(len(kv), dtype=torch.long, device=PLACE))
         )
         weights = None if x is None else (x, y)
         return causal_linear_attention(
@@ -112,6 +134,29 @@ CALLS = {
         "state": True,
     },
     "a floor that holds": {"length": 20, "rank": 2, "eps": 4.0},
+    "gates per feature": {
+        "length": 33,
+        "rank": 2,
+        "gated": "features",
+        "masked": True,
+        "state": True,
+    },
+    "several blocks of gated features": {"length": 17, "widths": (34, 3), "gated": "features"},
+    "packed": {
+        "length": 40,
+        "packed": [0, 1, 1, 35, 40],
+        "rank": 2,
+        "gated": "gates",
+        "masked": True,
+        "state": True,
+    },
+    "packed, fading": {"length": 20, "packed": [0, 17, 20], "gated": "fade"},
+    "packed, gates per feature": {
+        "length": 20,
+        "packed": [0, 18, 20],
+        "gated": "features",
+        "state": True,
+    },
 }
 
 
@@ -121,9 +166,10 @@ def test_outputs_states_and_gradients_are_those_of_torch(call, interpreter):
     assert_within_tolerance(call.run("triton", DOUBLE), call.run("torch", DOUBLE), DOUBLE)
 
 
+@pytest.mark.parametrize("gated", ["gates", "features"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_low_precision_keeps_within_the_published_tolerance(dtype, interpreter):
-    call = Call(40, widths=(16, 16), rank=2, gated="gates", masked=True, state=True)
+def test_low_precision_keeps_within_the_published_tolerance(dtype, gated, interpreter):
+    call = Call(40, widths=(16, 16), rank=2, gated=gated, masked=True, state=True)
     exact = call.run("torch", DOUBLE)
     assert_within_tolerance(call.run("triton", dtype), exact, dtype)
 
@@ -138,9 +184,9 @@ def test_a_fused_feature_map_is_the_map_itself(feature, interpreter):
 
 def test_a_map_that_is_not_fused_is_applied_before(interpreter):
     q, k, v = (heads_side_by_side(1, 2, 20, 4).double() for _ in "qkv")
-    phi = feature_map("exp")
+    phi = feature_map("square")
     expected, _ = causal_linear_attention(phi.query(q), phi.key(k), v, backend="torch")
-    actual, _ = causal_linear_attention(q, k, v, feature="exp", backend="triton")
+    actual, _ = causal_linear_attention(q, k, v, feature="square", backend="triton")
     assert_close(actual, expected)
 
 
@@ -229,9 +275,9 @@ def test_attention_to_a_whole_sequence_is_that_of_torch(t, n, rank, dtype, inter
 
 
 @pytest.mark.parametrize("dtype", [DOUBLE, torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("normalise", [True, False])
-def test_one_token_more_is_that_of_torch(normalise, dtype, interpreter):
-    call = Call(1, widths=(40, 70), rank=3, gated="gates", state=True, normalise=normalise)
+@pytest.mark.parametrize(("normalise", "gated"), [(True, "gates"), (False, "features")])
+def test_one_token_more_is_that_of_torch(normalise, gated, dtype, interpreter):
+    call = Call(1, widths=(40, 70), rank=3, gated=gated, state=True, normalise=normalise)
     total = torch.promote_types(dtype, torch.float32)
     wanted = {"q": dtype, "k": dtype, "v": dtype, "x": total, "y": total, "gate": total}
 
@@ -247,8 +293,11 @@ def test_one_token_more_is_that_of_torch(normalise, dtype, interpreter):
     assert_close(run("triton", given)["o"], run("torch", given)["o"])
 
 
-def test_second_derivatives_are_those_of_torch(interpreter):
-    call = Call(20, rank=2)
+@pytest.mark.parametrize(
+    "options", [{"rank": 2}, {"gated": "features", "packed": [0, 3, 3, 20]}, {"feature": "exp"}]
+)
+def test_second_derivatives_are_those_of_torch(options, interpreter):
+    call = Call(20, **options)
     given = {name: x.double().requires_grad_() for name, x in call.inputs.items()}
 
     def twice(backend):
@@ -259,19 +308,80 @@ def test_second_derivatives_are_those_of_torch(interpreter):
     assert_close(twice("triton"), twice("torch"))
 
 
-def test_the_compiler_finds_nothing_wrong_with_the_custom_ops(interpreter, shapes_unchecked):
-    q, k, v = (heads_side_by_side(1, 1, 20, 4).abs().requires_grad_() for _ in "qkv")
-    x = torch.rand(1, 1, 20, 2, device=PLACE, requires_grad=True)
-    gate = torch.rand(1, 1, 20, device=PLACE).neg().requires_grad_()
-    args = (q, k, v, x, x, gate, None, None, None, None, None, True, 1e-6)
+@pytest.mark.parametrize("kind", ["gates per head", "packed, gates per feature", "whole", "step"])
+def test_the_compiler_finds_nothing_wrong_with_the_custom_ops(kind, interpreter, shapes_unchecked):
+    t = 1 if kind == "step" else 18
+    q, k, v = (heads_side_by_side(1, 1, t, 4).abs().requires_grad_() for _ in "qkv")
+    x = torch.rand(1, 1, t, 2, device=PLACE, requires_grad=True)
+    gate = torch.rand(1, 1, t, device=PLACE).neg().requires_grad_()
+    gates = torch.rand(1, 1, t, 4, device=PLACE).neg().requires_grad_()
+    starts = torch.tensor([0, 3, 18], device=PLACE)
+    last = None, None, None, None, True, 1e-6
+    kv = torch.rand(1, 1, 8, 4, dtype=DOUBLE, device=PLACE)
+    one = [each.detach() for each in (q, k, v, x, x, gate)]
+    op, args = {
+        "gates per head": (causal.attend_op, (q, k, v, x, x, gate, None, None, *last)),
+        "packed, gates per feature": (
+            causal.attend_op,
+            (q, k, v, None, None, gates, None, starts, *last),
+        ),
+        "whole": (whole.attend, (q, k, v, x, x, None, True, 1e-6)),
+        "step": (
+            step.attend,
+            (*one, None, kv, kv[..., 0].contiguous(), True, 1e-6),
+        ),
+    }[kind]
     checks = ("test_schema", "test_faketensor", "test_autograd_registration")
-    torch.library.opcheck(causal.attend, args, test_utils=checks)
+    torch.library.opcheck(op, args, test_utils=checks)
+
+
+@pytest.mark.parametrize("op", ["linear", "additive"])
+def test_a_compiled_function_holds_one_op_forward_and_one_backward(
+    op, interpreter, shapes_unchecked
+):
+    graphs = []
+
+    def count(graph, inputs):
+        graphs.append([str(node.target) for node in graph.graph.nodes])
+        return make_boxed_func(graph.forward)
+
+    def attend(q, k, v, gate):
+        if op == "additive":
+            return additive_attention(gate.sum(-1), v, backend="triton")[0]
+        return causal_linear_attention(q, k, v, log_gate=gate, backend="triton")[0]
+
+    q, k, v = (heads_side_by_side(1, 2, 20, 4).abs().double().requires_grad_() for _ in "qkv")
+    gate = -torch.rand(1, 2, 20, 4, device=PLACE).double()
+    inputs = [v, gate.requires_grad_()] if op == "additive" else [q, k, v, gate.requires_grad_()]
+    compiled = torch.compile(attend, fullgraph=True, backend=aot_autograd(fw_compiler=count))
+    expected = attend(q, k, v, gate)
+    actual = compiled(q, k, v, gate)
+    assert_close(actual, expected)
+    upstream = torch.randn_like(expected)
+    assert_close(
+        torch.autograd.grad(actual, inputs, upstream),
+        torch.autograd.grad(expected, inputs, upstream),
+    )
+    ours = [[name for name in graph if name.startswith("leap.")] for graph in graphs]
+    assert [len(names) for names in ours] == [1, 1] and "backward" in ours[1][0]
+
+
+def test_an_exported_program_holds_one_op(interpreter, shapes_unchecked):
+    class Attention(torch.nn.Module):
+        def forward(self, q, k, v):
+            return causal_linear_attention(q, k, v, feature="relu", backend="triton")[0]
+
+    given = tuple(heads_side_by_side(1, 2, 20, 4).double() for _ in "qkv")
+    program = torch.export.export(Attention(), given)
+    ours = [str(n.target) for n in program.graph.nodes if str(n.target).startswith("leap.")]
+    assert ours == ["leap.triton_causal_linear_attention.default"]
+    assert_close(program.module()(*given), Attention()(*given))
 
 
 def test_a_call_that_no_kernel_takes_says_why(interpreter, monkeypatch):
     q, k, v = (heads_side_by_side(1, 2, 20, 4) for _ in "qkv")
-    with pytest.raises(InputError, match="gates per head, and not per feature"):
-        causal_linear_attention(q, k, v, log_gate=-q.abs(), backend="triton")
+    with pytest.raises(InputError, match=r"no transforms of torch\.func"):
+        torch.func.vjp(lambda q: causal_linear_attention(q, k, v, backend="triton")[0], q)
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     q, k, v = (x.cpu() for x in (q, k, v))
     with pytest.raises(InputError, match=r"'triton' cannot answer.* TRITON_INTERPRET=1"):
@@ -282,7 +392,7 @@ def test_nobody_is_given_the_interpreter_unasked(interpreter, monkeypatch):
     def fail(*args, **options):
         raise AssertionError("a kernel ran")
 
-    monkeypatch.setattr(causal, "launch", fail)
+    monkeypatch.setattr(causal, "attend_op", fail)
     q, k, v = (heads_side_by_side(1, 2, 20, 4).double() for _ in "qkv")
     causal_linear_attention(q, k, v)
     with using("triton"), pytest.raises(AssertionError, match="a kernel ran"):
@@ -305,15 +415,26 @@ def test_importing_leap_does_not_import_triton():
 def test_every_kernel_compiles_for_every_gpu_and_fits_its_shared_memory(tmp_path):
     pytest.importorskip("triton")
     code = (
-        "import json; from dataclasses import asdict; from leap.ops.triton.compile import *; "
-        "print(json.dumps([asdict(made) for made in compile_all()]))"
+        "import json, sys; from dataclasses import asdict; from leap.ops.triton.compile import *; "
+        "print(json.dumps([asdict(made) for made in compile_all(sys.argv[1:])]))"
     )
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    found = [Compiled(**made) for made in json.loads(done.stdout)]
+    names = list(TARGETS)
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, *names[start::2]],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for start in range(2)  # One for each of two cores.
+    ]
+    found = []
+    for run in runs:
+        said, errors = run.communicate()
+        assert run.returncode == 0, errors
+        found += [Compiled(**made) for made in json.loads(said)]
     assert {made.target for made in found} == set(TARGETS)
     for target, place in TARGETS.items():
         names = {made.kernel for made in found if made.target == target}

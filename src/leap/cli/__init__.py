@@ -65,7 +65,15 @@ def _run(arguments: Sequence[str]) -> None:
             help="compile Triton's kernels for these GPUs, sm_90 say, or for all that are known, "
             "and show what each takes; no GPU is needed",
         )
-        return import_module("leap.cli.backends").show(parser.parse_args(rest).compile)
+        parser.add_argument(
+            "--output",
+            metavar="FILE",
+            help="with --compile, a file to write the table to as well, in Markdown",
+        )
+        given = parser.parse_args(rest)
+        if given.output and given.compile is None:
+            parser.error("--output is of --compile, which was not given")
+        return import_module("leap.cli.backends").show(given.compile, given.output)
     if task in COMMANDS:
         return _do(task, COMMANDS[task], rest)
     summaries = {name: verb.summary for name, verb in VERBS[task].items()}

@@ -3,7 +3,8 @@
     native      C++ for the CPU, compiled when the package is installed
     triton      kernels for GPUs, compiled as they are called; by name interpreted on the CPU
     torch       operations of PyTorch; takes every call
-    reference   the formulas as written, in O(t^2); answers only where it is asked for by name
+    fla         kernels of flash-linear-attention, where it is installed; only by name
+    reference   the formulas as written, in O(t^2); only by name as well
     graph       operations that ONNX has too, without loops over tokens; only by name as well
 
 The first of the list that is here and does not refuse a call answers it. A name overrides the
@@ -17,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from leap.errors import ConfigError, InputError
+from leap.ops.fla import package
 from leap.ops.native import library
 from leap.ops.triton import device
 
@@ -42,11 +44,16 @@ BACKENDS: dict[str, Backend] = {
         missing=library.missing,
     ),
     "triton": Backend(
-        covers="on CUDA and ROCm: linear attention, causal with gates per head, or bidirectional; "
-        "additive attention",
+        covers="on CUDA and ROCm: linear attention, causal with gates per head or per feature and "
+        "rows packed by cu_seqlens, or bidirectional; additive attention",
         missing=device.missing,
     ),
     "torch": Backend(covers="every op, on any device: operations of PyTorch"),
+    "fla": Backend(
+        covers="on CUDA and ROCm: causal linear attention by kernels of flash-linear-attention",
+        missing=package.missing,
+        by_name_alone=True,
+    ),
     "reference": Backend(
         covers="the formulas in O(t^2), to check others by: sequences from their beginning",
         by_name_alone=True,

@@ -38,6 +38,7 @@ from leap.ops import backends
 from leap.ops.checks import check_axes, check_floating, check_key_mask, check_same, shape
 from leap.ops.derivatives import transformed
 from leap.ops.features import cosine
+from leap.ops.fla import causal as fla
 from leap.ops.linear import at_once, chunked, gated, square, step, two_way, whole
 from leap.ops.linear.gated import LOWEST
 from leap.ops.linear.parts import (
@@ -57,9 +58,9 @@ from leap.ops.linear.reference import (
 from leap.ops.linear.state import LinearState, sums
 from leap.ops.native import causal as native
 from leap.ops.native import step as native_step
-from leap.ops.packing import run_packed
+from leap.ops.packing import check_cu_seqlens, run_packed
 from leap.ops.state import as_given, count_tokens, finest, mask_tokens
-from leap.ops.travel import clock, travelled
+from leap.ops.travel import ClockState, clock, travelled, walked
 from leap.ops.triton import causal as triton
 from leap.ops.triton import step as triton_step
 from leap.ops.triton import whole as triton_whole
@@ -77,8 +78,10 @@ __all__ = [
 ]
 
 CHUNK_SIZE = 64
-KERNELS: dict[str, Any] = {"native": native, "triton": triton}
+KERNELS: dict[str, Any] = {"native": native, "triton": triton, "fla": fla}
 """Backends with kernels of causal attention, all of which are called alike."""
+PACKING = ("triton", "fla")
+"""Those that read packed rows as they lie; for others `run_packed` makes batches of them."""
 STEPS: dict[str, Any] = {"native": native_step, "triton": triton_step}
 """The same for one token."""
 
@@ -256,11 +259,12 @@ def causal_linear_attention(
         "eps": eps,
         "backend": backend,
     }
-    if cu_seqlens is not None:
+    if cu_seqlens is not None and not _reads_packed(tokens, state, log_gate, backend):
         x, y = reweighting or (None, None)
         packed = {"q": q, "k": k, "v": v, "x": x, "y": y, "log_gate": log_gate}
         return run_packed(partial(_packed, **options), cu_seqlens, packed, state, key_mask)
-    return _attend(tokens, state, key_mask=key_mask, log_gate=log_gate, **options)
+    options |= {"key_mask": key_mask, "log_gate": log_gate, "cu_seqlens": cu_seqlens}
+    return _attend(tokens, state, **options)
 
 
 def causal_proportional_attention(
@@ -362,14 +366,23 @@ def causal_travelled_attention(
         "eps": eps,
         "backend": backend,
     }
-    if cu_seqlens is not None:
+    before = _clocks_of(state)
+    if cu_seqlens is None:
+        angles, last = travelled(turn, before, key_mask)
+    elif _reads_packed(tokens, state, log_gate, backend):
+        clocks = None
+        if state is not None and before is not None:
+            clocks = ClockState(before, length=state.length)
+        angles, walk = walked(turn, clocks, key_mask=key_mask, cu_seqlens=cu_seqlens)
+        last = walk.angle
+    else:
         packed = {"q": q, "k": k, "v": v, "turn": turn, "log_gate": log_gate}
         attend = partial(causal_travelled_attention, **options)
         return run_packed(attend, cu_seqlens, packed, state, key_mask)
-    angles, last = travelled(turn, _clocks_of(state), key_mask)
     hands = clock(angles, precision(tokens))
     tokens = tokens._replace(x=hands, y=hands)
-    o, after = _attend(tokens, state, key_mask=key_mask, log_gate=log_gate, turn=turn, **options)
+    options |= {"key_mask": key_mask, "log_gate": log_gate, "cu_seqlens": cu_seqlens}
+    o, after = _attend(tokens, state, turn=turn, **options)
     return o, replace(after, angle=last)
 
 
@@ -381,6 +394,29 @@ def _clocks_of(state: LinearState | None) -> Tensor | None:
             "the state has no clocks; travelled attention goes on from a state that it returned"
         )
     return state.angle
+
+
+def _reads_packed(
+    tokens: Tokens, state: LinearState | None, log_gate: Tensor | None, backend: str | None
+) -> bool:
+    """Whether the backend that answers reads packed rows as they lie."""
+    if isinstance(state, LinearState) and state.trail is not None:
+        return False  # What is recorded has a row for each sequence.
+    return backends.choose(backend, _refusals(tokens, log_gate, None, backend)) in PACKING
+
+
+def _refusals(
+    tokens: Tokens, log_gate: Tensor | None, state: LinearState | None, backend: str | None
+) -> dict[str, str | None]:
+    """Of a causal call, by backend."""
+    no_state = None if state is None else "the formula begins a sequence, and a state was given"
+    is_named = backends.is_named(backend, "triton")
+    return {
+        "native": native.refusal(tokens, log_gate),
+        "triton": triton.refusal(tokens, is_named=is_named),
+        "fla": fla.refusal(tokens) if backends.is_named(backend, "fla") else "it was not named",
+        "reference": no_state,
+    }
 
 
 def _packed(
@@ -410,12 +446,14 @@ def _attend(
     chunk_size: int | None,
     eps: float,
     backend: str | None,
+    cu_seqlens: Tensor | None = None,
     turn: Tensor | None = None,
 ) -> tuple[Tensor, LinearState]:
     """Attend causally by the version that suits what is given; of `turn` a record is kept."""
     check_same("b h t", k=tokens.k, q=tokens.q, log_gate=log_gate)
     size = _chunk_size(chunk_size)
-    before = _begin(tokens, state)
+    starts = None if cu_seqlens is None else check_cu_seqlens(cu_seqlens, tokens.k)
+    before = _begin(tokens, state, len(tokens.k) if starts is None else len(starts) - 1)
     rate = None if fade is None else _checked_fade(fade, tokens.q)
     if log_gate is not None or (rate and (key_mask is not None or before.trail is not None)):
         log_gate, rate = _gates(log_gate, rate, tokens, key_mask), None
@@ -424,15 +462,9 @@ def _attend(
         before = replace(before, log_decay=before.k.new_zeros(*before.k.shape[:2], gates))
     if not tokens.q.shape[2]:
         return tokens.v, before
-    no_state = None if state is None else "the formula begins a sequence, and a state was given"
-    is_named = backends.is_named(backend, "triton")
-    refusals = {
-        "native": native.refusal(tokens, log_gate),
-        "triton": triton.refusal(tokens, log_gate, is_named=is_named),
-        "reference": no_state,
-    }
-    chosen = backends.choose(backend, refusals)
-    kernel = KERNELS.get(chosen) if tokens.q.shape[2] > 1 else None
+    chosen = backends.choose(backend, _refusals(tokens, log_gate, state, backend))
+    is_one = tokens.q.shape[2] == 1 and cu_seqlens is None
+    kernel = None if is_one else KERNELS.get(chosen)
     is_fused = kernel is not None and feature in kernel.MAPS
     if feature is not None and not (is_fused and before.trail is None):
         tokens, feature = mapped(tokens, feature), None
@@ -455,6 +487,7 @@ def _attend(
             key_mask,
             feature,
             normalise,
+            cu_seqlens=cu_seqlens,
             is_first=state is None,
             eps=eps,
         )
@@ -462,7 +495,7 @@ def _attend(
         o, after = _step_by_a_kernel(
             STEPS[chosen], tokens, before, log_gate, rate, key_mask, normalise, eps
         )
-    elif tokens.q.shape[2] == 1:
+    elif is_one:
         tokens = without_pads(tokens, key_mask)
         gate = None if log_gate is None else log_gate.squeeze(2)
         if rate is not None:
@@ -497,19 +530,62 @@ def _by_a_kernel(
     feature: str | None,
     normalise: bool,
     *,
+    cu_seqlens: Tensor | None,
     is_first: bool,
     eps: float,
 ) -> tuple[Tensor, LinearState]:
     """Any tokens, by a kernel, which reads pads as 0 itself."""
     q, k, v, *weights = tokens
     x, y = (None if each is None else each.to(precision(tokens)) for each in weights)
-    gate = None if log_gate is None else log_gate.squeeze(-1)
+    gate = _gate_of_kernels(log_gate, k)
     past = (None, None) if is_first else (before.kv, before.k)
+    if cu_seqlens is not None:
+        cu_seqlens = cu_seqlens.to(k.device)
+    packed = () if cu_seqlens is None else (cu_seqlens,)
     o, _, kv, k_sum, *_ = kernel.attend(
-        q, k, v, x, y, gate, key_mask, rate, *past, feature, normalise, eps
+        q, k, v, x, y, gate, key_mask, rate, *past, feature, normalise, eps, *packed
     )
-    n_real = count_tokens(k, key_mask)
-    return o, _moved_on(before, kv, k_sum, gate, rate, k.shape[2], n_real)
+    if cu_seqlens is None:
+        return o, _moved_on(
+            before, kv, k_sum, log_gate, rate, k.shape[2], count_tokens(k, key_mask)
+        )
+    if rate is not None:
+        log_gate = _gates(None, rate, tokens, key_mask)
+    return o, _moved_on_packed(before, kv, k_sum, log_gate, key_mask, cu_seqlens, k)
+
+
+def _moved_on_packed(
+    before: LinearState,
+    kv: Tensor,
+    k_sum: Tensor,
+    log_gate: Tensor | None,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor,
+    k: Tensor,
+) -> LinearState:
+    """`_moved_on` for each of packed sequences."""
+    real = k.new_ones(1, k.shape[2], dtype=torch.long) if key_mask is None else key_mask.long()
+    length = before.length + _sums_of_sequences(real, cu_seqlens, 1).squeeze(0)
+    log_decay = before.log_decay
+    if log_gate is not None and log_decay is not None:
+        faded = _sums_of_sequences(log_gate.to(log_decay.dtype), cu_seqlens, 2)
+        log_decay = log_decay + faded.squeeze(0).transpose(0, 1)
+    return replace(before, kv=kv, k=k_sum, log_decay=log_decay, length=length, trail=None)
+
+
+def _sums_of_sequences(x: Tensor, cu_seqlens: Tensor, axis: int) -> Tensor:
+    """Sums over the tokens of each of packed sequences, which take the place of the tokens."""
+    zero = torch.zeros_like(x.narrow(axis, 0, 1))
+    return (
+        torch.cat([zero, x.cumsum(axis)], axis).index_select(axis, cu_seqlens.long()).diff(dim=axis)
+    )
+
+
+def _gate_of_kernels(log_gate: Tensor | None, k: Tensor) -> Tensor | None:
+    """Gates per head `[b, h, t]`, or per feature `[b, h, t, f]`, the same for each re-weighting."""
+    if log_gate is None or log_gate.shape[-1] == 1:
+        return None if log_gate is None else log_gate.squeeze(-1)
+    return log_gate[..., : k.shape[-1]]
 
 
 def _needs_grad(tokens: Tokens, before: LinearState, log_gate: Tensor | None) -> bool:
@@ -531,11 +607,12 @@ def _step_by_a_kernel(
     """One token, by a kernel."""
     q, k, v, *weights = tokens
     x, y = (None if each is None else each.to(precision(tokens)) for each in weights)
-    gate = None if log_gate is None else log_gate.squeeze(-1)
     if rate is not None:
-        gate = q.new_tensor(rate, dtype=precision(tokens)).view(1, -1, 1).expand(q.shape[:3])
+        rates = q.new_tensor(rate, dtype=precision(tokens))
+        log_gate = rates.view(1, -1, 1, 1).expand(*q.shape[:3], 1)
+    gate = _gate_of_kernels(log_gate, k)
     o, kv, k_sum = kernel.attend(q, k, v, x, y, gate, key_mask, before.kv, before.k, normalise, eps)
-    return o, _moved_on(before, kv, k_sum, gate, None, 1, count_tokens(k, key_mask))
+    return o, _moved_on(before, kv, k_sum, log_gate, None, 1, count_tokens(k, key_mask))
 
 
 def _by_the_formula(
@@ -612,7 +689,8 @@ def _in_chunks(
         o, kv, k_sum = chunked.plain(*given)
     else:
         o, _, kv, k_sum, *_ = chunked.attend(*given)
-    return o, _moved_on(before, kv, k_sum, log_gate, rate, tokens.k.shape[2], n_real)
+    gate = None if log_gate is None else log_gate.unsqueeze(-1)
+    return o, _moved_on(before, kv, k_sum, gate, rate, tokens.k.shape[2], n_real)
 
 
 def _moved_on(
@@ -624,10 +702,10 @@ def _moved_on(
     n_tokens: int,
     n_real: Tensor | int,
 ) -> LinearState:
-    """The state after tokens, from its sums."""
+    """The state after tokens, from its sums; gates have an axis of heads, 1, or of features."""
     log_decay = before.log_decay
     if log_decay is not None and log_gate is not None:
-        log_decay = log_decay + log_gate.sum(2, keepdim=True)
+        log_decay = log_decay + log_gate.sum(2)
     elif log_decay is not None and rate is not None:
         log_decay = log_decay + n_tokens * log_decay.new_tensor(rate).unsqueeze(-1)
     length = before.length + n_real
@@ -645,10 +723,7 @@ def _with_gates_of_features(
 ) -> tuple[Tensor, LinearState]:
     options: dict[str, Any] = {"normalise": normalise, "chunk_size": chunk_size, "eps": eps}
     o, kv, k_sum = gated.attend(tokens, log_gate, before.kv, before.k, **options)
-    assert before.log_decay is not None  # `_attend` saw to it.
-    log_decay = before.log_decay + log_gate.sum(2)
-    length = before.length + n_real
-    return o, replace(before, kv=kv, k=k_sum, log_decay=log_decay, length=length, trail=None)
+    return o, _moved_on(before, kv, k_sum, log_gate, None, tokens.k.shape[2], n_real)
 
 
 def _checked_fade(fade: Sequence[float], q: Tensor) -> list[float]:
@@ -687,10 +762,10 @@ def _lengths(v: Tensor, key_mask: Tensor | None) -> Tensor:
     return torch.zeros(v.shape[0], dtype=torch.long, device=v.device) + count_tokens(v, key_mask)
 
 
-def _begin(tokens: Tokens, state: LinearState | None) -> LinearState:
+def _begin(tokens: Tokens, state: LinearState | None, rows: int) -> LinearState:
     """The state to go on from: the one given, if it fits these tokens, or an empty one."""
     k, v = tokens.k, tokens.v
-    expected = (*k.shape[:2], state_width(tokens), v.shape[-1])
+    expected = (rows, k.shape[1], state_width(tokens), v.shape[-1])
     if state is None:
         return LinearState.empty(*expected, device=v.device)
     if not isinstance(state, LinearState):

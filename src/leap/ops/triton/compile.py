@@ -14,7 +14,7 @@ and the operations over the peak rate of the device. No kernel was measured.
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -72,6 +72,8 @@ class Compiled:
     """What a kernel takes on a device."""
 
     kernel: str
+    kind: str
+    """Which of a kernel's forms it is, in words; empty for those that have one."""
     target: str
     registers: int
     shared: int
@@ -106,23 +108,28 @@ def _calls() -> None:
     given = q, k, v, x, y, gate, mask
     kv, k_sum = torch.empty(1, 2, RANK * WIDTH, WIDTH).double(), torch.empty(1, 2, RANK * WIDTH)
     state = kv, k_sum.double()
-    o, den, _, _, scale, rest = causal.attend(*given, None, *state, None, True, 1e-6)
-    saved = o, den, scale, rest
-    causal.attend_backward(o, *state, *state, *given, *saved, None, None, True, 1e-6)
+    gates = torch.empty(1, 2, 200, WIDTH)
+    packed = *given[:5], gates, mask, torch.tensor([0, 200])
+    for tokens in ((*given, None), packed):
+        o, den, _, _, scale, rest = causal.attend_op(*tokens, None, *state, None, True, 1e-6)
+        saved = o, den, scale, rest
+        causal.attend_backward(o, *state, *state, *tokens, *saved, None, None, True, 1e-6)
     weighed = q, k, v, x, y, mask
     o, _, _, *kept = whole.attend(*weighed, True, 1e-6)
     whole.attend_backward(o, None, None, *weighed, o, *kept, True, 1e-6)
-    one = (each[:, :, :1] for each in (q, k, v, x, y, gate))
-    step.attend(*one, mask[:, :1], *state, True, 1e-6)
+    for gate_of_one in (gate, gates):
+        one = (each[:, :, :1] for each in (q, k, v, x, y, gate_of_one))
+        step.attend(*one, mask[:, :1], *state, True, 1e-6)
     for window in (None, 64):
         additive.sum_up(gate[0], gate[0], v[0], gate[0], window, 0, backwards=window is None)
 
 
-def _work(kernel: str) -> tuple[float, float]:
+def _work(kernel: str, constants: Mapping[str, Any]) -> tuple[float, float]:
     """Bytes that a kernel must move, and multiplications and additions of its products."""
+    chunk, block = constants.get("CHUNK", CHUNK), constants.get("BT", BLOCK)
     n, f, wide, size = BATCH * HEADS * TOKENS, WIDTH, RANK * WIDTH, 2
-    states = 4 * n / CHUNK * wide * (f + 1)
-    seen = (CHUNK + BLOCK) / 2  # Keys of its chunk that a query sees, on average.
+    states = 4 * n / chunk * wide * (f + 1)
+    seen = (chunk + block) / 2 if constants.get("CAUSAL", True) else 0  # Keys of its chunk.
     tokens, products = {
         "chunk_states": (2 * f, 2 * wide * f),
         "scan": (0, 0),
@@ -133,20 +140,34 @@ def _work(kernel: str) -> tuple[float, float]:
         "value_gradients": (4 * f, seen * 3 * f + 2 * wide * f),
         "step": (4 * f / TOKENS, 0),
         "totals": (f, f),
-        "sums": (3 * f, 4 * BLOCK * f),
+        "sums": (3 * f, 4 * block * f),
     }.get(kernel, (0, 0))
     small = ("divide", "decays", "gate_gradients", "totals", "before", "sums")
-    if kernel == "step":
-        states = 2 * 8 * n / TOKENS * wide * (f + 1)
     moved = 2 * states if kernel == "scan" else 0 if kernel in small else states
-    per_token = 4 * 4  # Denominators, scales, gates.
+    if kernel == "step":
+        moved = 2 * 8 * n / TOKENS * wide * (f + 1)
+    per_token = 4.0 * 4  # Denominators, scales, gates.
+    if constants.get("GATED") == 2 and kernel != "scan":
+        per_token += (12 if kernel == "decays" else 8) * f  # Decays, in float64.
+    if kernel == "feature_gate_gradients":
+        per_token, moved = 3.0 * 4 * f, 2 * states
     return n * (tokens * size + per_token) + moved, 2 * n * products
 
 
-def _seconds(kernel: str, target: str) -> float:
+def _seconds(kernel: str, constants: Mapping[str, Any], target: str) -> float:
     place = TARGETS[target]
-    moved, operations = _work(kernel)
+    moved, operations = _work(kernel, constants)
     return max(moved / place.bandwidth, operations / (place.multiply_tf32 or place.multiply))
+
+
+def _kind(constants: Mapping[str, Any]) -> str:
+    if constants.get("GATED") == 2 or constants.get("PER_FEATURE"):
+        return "gates per feature"
+    if constants.get("CAUSAL") is False:
+        return "to all tokens"
+    if constants.get("BACKWARD") or constants.get("BACKWARDS"):
+        return "backward"
+    return "windowed" if constants.get("WINDOWED") else ""
 
 
 def note(calls: Callable[[], None], target: str) -> list[Noted]:
@@ -190,8 +211,16 @@ def compile_for(noted: Noted, target: str) -> Compiled:
         place = GPUTarget("hip", target, TARGETS[target].warp)
     made = triton.compile(source, target=place, options=noted.settings)
     registers, spilled = _registers(made.asm)
-    name = noted.kernel.__name__
-    return Compiled(name, target, registers, made.metadata.shared, spilled, _seconds(name, target))
+    name, constants = noted.kernel.__name__, noted.constants
+    return Compiled(
+        name,
+        _kind(constants),
+        target,
+        registers,
+        made.metadata.shared,
+        spilled,
+        _seconds(name, constants, target),
+    )
 
 
 def _registers(asm: Any) -> tuple[int, int]:
@@ -229,4 +258,5 @@ TYPES = {
     torch.float16: "fp16",
     torch.bfloat16: "bf16",
     torch.bool: "i1",
+    torch.int32: "i32",
 }

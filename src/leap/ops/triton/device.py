@@ -4,7 +4,7 @@ TRITON_INTERPRET=1 LEAP_BACKEND=triton      the kernels, statement by statement,
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -73,14 +73,26 @@ class Blocks:
     """TF32 where inputs have no more digits than it holds: their products are then exact."""
 
     @classmethod
-    def of(cls, tensors: Sequence[Tensor], features: int, values: int) -> "Blocks":
-        """For given queries, keys and values, by their dtypes and widths; never by their length."""
+    def of(
+        cls, tensors: Sequence[Tensor], features: int, values: int, *, per_feature: bool = False
+    ) -> "Blocks":
+        """For given queries, keys and values, by their dtypes and widths; never by their length.
+
+        Args:
+            tensors: queries, keys and values.
+            features: their width.
+            values: the width of values.
+            per_feature: whether gates are: blocks then meet themselves pair by pair.
+        """
         double = any(x.dtype == torch.float64 for x in tensors)
         half = all(x.dtype in (torch.float16, torch.bfloat16) for x in tensors)
         chunk, tokens = (64, 16) if double else (CHUNK, BLOCK)
+        if per_feature:
+            chunk, tokens = 64, 16
         if interpreted():
             chunk, tokens = 32, 16  # Few tokens are then several chunks.
         f, e = (min(64, max(16, power_of_two(width))) for width in (features, values))
+        f = min(f, 32) if per_feature else f
         return cls(chunk, tokens, f, e, double, "tf32" if half and has_tf32() else "ieee")
 
     def options(self) -> dict[str, Any]:
@@ -150,12 +162,21 @@ def strides(x: Tensor) -> tuple[int, int, int]:
     return x.stride(0), x.stride(1), x.stride(2)
 
 
+def warps(options: Mapping[str, Any]) -> int:
+    """For a kernel: those that hold the most numbers share them out among more threads.
+
+    AMD's for servers have warps twice as wide and more registers; those for desktops fewer.
+    """
+    if is_amd():
+        return 4 if (architecture() or "").startswith("gfx9") or "CHUNK" not in options else 8
+    return 8 if "BR" in options or options.get("GATED") == 2 else 4
+
+
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
     """Run a kernel on the device of its first tensor."""
     if not all(grid):
         return
-    # Those that hold the most numbers share them out among more threads; AMD's have more registers.
-    settings = {"num_warps": 8 if "BR" in options and not is_amd() else 4, "num_stages": 2}
+    settings = {"num_warps": warps(options), "num_stages": 2}
     if _target is not None:
         _noted.append((kernel, args, options, settings | FUSED))
         return

@@ -26,7 +26,7 @@ def attend(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Attended values `[b, h, 1, e]` and the sums of the state after. It has no derivative.
 
-    Gates are `[b, h, 1]`; the mask is `[b, 1]`.
+    Gates are `[b, h, 1]`, or `[b, h, 1, f]` per feature; the mask is `[b, 1]`.
     """
     from leap.ops.triton.kernels.step import step
 
@@ -46,6 +46,7 @@ def attend(
         F=f,
         E=e,
         RANK=0 if x is None else x.shape[-1],
+        PER_FEATURE=log_gate is not None and log_gate.ndim == 4,
         NORMALISE=normalise,
         EPS=eps,
         BF=min(32, max(16, power_of_two(f))),

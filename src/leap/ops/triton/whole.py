@@ -47,7 +47,7 @@ def attend(
     queries.run(
         "outputs",
         (queries.rows * queries.n_blocks, queries.n_values),
-        *(queries.q, keys.k, keys.v, queries.x, keys.y, None, None, total),
+        *(queries.q, keys.k, keys.v, queries.x, keys.y, None, None, None, total),
         *(o, rest if rest.numel() else None, den, scale),
         *(queries.t, queries.n_blocks, 1, queries.heads),
         *(n for each in (queries.q, keys.k, keys.v, o) for n in strides(each)),
@@ -102,8 +102,8 @@ def _both(
     """The kernels of queries, and those of keys."""
     blocks = Blocks.of((q, k, v), q.shape[-1], v.shape[-1])
     return (
-        Call(q, q, v, x, x, None, None, None, blocks),
-        Call(k, k, v, y, y, None, key_mask, None, blocks),
+        Call(q, q, v, x, x, None, None, None, blocks=blocks),
+        Call(k, k, v, y, y, None, key_mask, None, blocks=blocks),
     )
 
 

@@ -15,16 +15,16 @@ from leap.ops.triton.kernels.linear import as_stored
 def step(
     q, k, v, x, y, gate, mask, kv, k_sum, o, kv_after, k_sum_after, heads,
     q_b, q_h, k_b, k_h, v_b, v_h, o_b, o_h,
-    F: tl.constexpr, E: tl.constexpr, RANK: tl.constexpr,
+    F: tl.constexpr, E: tl.constexpr, RANK: tl.constexpr, PER_FEATURE: tl.constexpr,
     NORMALISE: tl.constexpr, EPS: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
     """One token of one row, for some of the values."""
     row = tl.program_id(0).to(tl.int64)
     batch, head = row // heads, row % heads
     e = tl.program_id(1) * BE + tl.arange(0, BE)
-    left = tl.full([], 1.0, tl.float64)
-    if gate is not None:
-        left = tl.exp(tl.load(gate + row).to(tl.float64))
+    left = tl.full([BF], 1.0, tl.float64)
+    if gate is not None and not PER_FEATURE:
+        left = left * tl.exp(tl.load(gate + row).to(tl.float64))
     R: tl.constexpr = RANK if RANK > 0 else 1
     kv += row * (R * F * E)
     kv_after += row * (R * F * E)
@@ -44,11 +44,15 @@ def step(
             if RANK > 0:
                 fq = fq * tl.load(x + row * RANK + r).to(tl.float64)
                 fk = fk * tl.load(y + row * RANK + r).to(tl.float64)
+            if PER_FEATURE:
+                left = tl.load(gate + row * F + f, mask=f < F, other=0.0).to(tl.float64)
+                left = tl.exp(left)
             if mask is not None:
                 fk = tl.where(tl.load(mask + batch) != 0, fk, 0.0)
             place = (r * F + f)[:, None] * E + e[None, :]
             ok = (f < F)[:, None] & (e < E)[None, :]
-            state = left * tl.load(kv + place, mask=ok, other=0.0) + fk[:, None] * value[None, :]
+            state = left[:, None] * tl.load(kv + place, mask=ok, other=0.0)
+            state += fk[:, None] * value[None, :]
             tl.store(kv_after + place, state, mask=ok)
             total = left * tl.load(k_sum + r * F + f, mask=f < F, other=0.0) + fk
             if tl.program_id(1) == 0:

@@ -1,0 +1,1 @@
+"""The backend fla: kernels of flash-linear-attention, where it is installed, under our maps."""
