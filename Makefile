@@ -15,7 +15,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check -qq
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup native wheel test hf-tests mutants check bench demo docs web clean
+.PHONY: help setup native wheel test hf-tests gpu-check mutants check bench demo docs web clean
 
 # An environment that came along with a copied checkout points at the old place: make it anew.
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
@@ -24,7 +24,7 @@ endif
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; \
-	do printf '  make %-8s %s\n' "$$name" "$$text"; done
+	do printf '  make %-9s %s\n' "$$name" "$$text"; done
 
 setup: $(STAMP) ## make the environment .venv and install the commit hooks
 	@if ! [ -e .git ]; then echo "no git checkout here: commit hooks left out"; \
@@ -49,6 +49,9 @@ check: $(STAMP) ## run ruff, mypy, lint-imports and the tests
 hf-tests: $(STAMP) ## run transformers' own tests on our models; HF=its checkout brings those of generation
 	@$(RUN) tests/hf/obtain.py build/hf-tests $(HF)
 	@HF_TESTS=build/hf-tests OMP_NUM_THREADS=1 $(RUN) -m pytest -c tests/hf/pytest.ini -q -n $(WORKERS) tests/hf/models.py
+
+gpu-check: $(STAMP) ## on a GPU: test every kernel, then measure; writes build/gpu-report.md
+	@$(RUN) benchmarks/gpu/check.py
 
 mutants: $(STAMP) ## break modules (MUTANTS=) on purpose, NUMBER times each, and see whether their tests notice
 	@OMP_NUM_THREADS=1 $(RUN) tests/mutants.py --number $(NUMBER) --seed $(SEED) $(MUTANTS)
@@ -78,7 +81,7 @@ $(STAMP): pyproject.toml constraints.txt hatch_build.py $(wildcard src/native/*)
 	@echo "installing into $(VENV): a few minutes the first time"
 	@# torch on its own first, so that nothing later can bring another build of it.
 	@$(PIP) install -c constraints.txt torch
-	@$(PIP) install --no-warn-conflicts -c constraints.txt -e '.[dev,docs,explain,export,lm,serve,simul,triton]'
+	@$(PIP) install --no-warn-conflicts -c constraints.txt -e '.[dev,docs,explain,export,fla,lm,serve,simul,triton]'
 	@# By itself, since it asks for an older tqdm than Hugging Face does, and works with a newer one.
 	@$(PIP) install --no-deps -c constraints.txt simuleval
 	@printf '%s' '$(CURDIR)' > $@

@@ -6,8 +6,10 @@ import torch
 
 from leap.bench import attention
 from leap.bench.attention import BenchConfig, measure
-from leap.bench.mechanisms import mechanisms
+from leap.bench.attention_report import describe
+from leap.bench.mechanisms import mechanisms, missing_peers, peers
 from leap.errors import ConfigError, LeapError
+from leap.ops.backends import BACKENDS, Backend
 
 TINY = BenchConfig(lengths=(32, 8), heads=2, width=16, windows=(4,), repeats=2, budget=0.05)
 
@@ -112,6 +114,31 @@ def test_nothing_is_measured_of_a_mechanism_that_is_wrong(monkeypatch):
         measure(TINY)
 
 
+def test_a_peer_that_is_wrong_is_left_out_and_said(monkeypatch):
+    entry = mechanisms()[0]
+    entries = [
+        replace(entry, name="right"),
+        replace(entry, name="wrong", attend=lambda q, k, v: q + k + v),
+    ]
+    monkeypatch.setattr(attention, "peers", lambda device, dtype: entries)
+    report = measure(replace(TINY, lengths=(8,), mechanisms=("right", "wrong"), repeats=1))
+    assert [r.mechanism for r in report.results[:2]] == ["softmax", "right"]
+    assert {r.mechanism for r in report.results} == {"softmax", "right"}
+    assert "Not measured: wrong disagrees with its definition" in describe(report)
+
+
+def test_a_gpu_is_compared_with_the_kernels_that_others_have_for_it(monkeypatch):
+    gpu, half = torch.device("cuda"), torch.bfloat16
+    monkeypatch.setitem(BACKENDS, "fla", Backend("kernels"))
+    theirs = ["linear-fla", "linear-gated-fla", "leapformer-fla"]
+    assert [peer.name for peer in peers(gpu, half)] == ["softmax-flash", *theirs]
+    assert [peer.name for peer in peers(gpu, torch.float32)] == theirs
+    assert missing_peers(gpu, torch.float32) == ["softmax-flash (it takes float16 and bfloat16)"]
+    monkeypatch.setitem(BACKENDS, "fla", Backend("kernels", missing=lambda: "not installed"))
+    assert missing_peers(gpu, half) == ["fla (not installed)"]
+    assert peers(torch.device("cpu"), half) == missing_peers(torch.device("cpu"), half) == []
+
+
 def test_progress_runs_from_nothing_to_almost_all():
     seen = []
     config = replace(TINY, lengths=(8,), mechanisms=("leap-w4",))
@@ -142,7 +169,7 @@ def test_other_precisions_can_be_measured(dtype):
         ),
         ({"device": "abacus"}, "device='abacus' cannot be measured"),
         ({"device": "meta"}, "device='meta' cannot be measured"),
-        ({"device": "cuda:99"}, "device='cuda:99' is not here: torch finds"),
+        ({"device": "cuda:99"}, "no GPU 'cuda:99' is here: torch finds"),
     ],
     ids=str,
 )

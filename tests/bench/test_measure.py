@@ -3,7 +3,7 @@ import time
 import pytest
 import torch
 
-from leap.bench.measure import clock_for, peak_bytes, seconds, threads
+from leap.bench.measure import EventClock, clock_for, peak_bytes, seconds, threads
 
 CPU = torch.device("cpu")
 KIB = torch.empty(256)  # float32
@@ -68,6 +68,42 @@ def test_many_threads_are_timed_by_the_clock_on_the_wall():
     name, clock = clock_for(CPU, 2)
     assert name == "wall time"
     assert seconds(lambda: time.sleep(0.1), clock) > 0.05
+
+
+class StandInEvent:
+    """An event of a GPU that is not here: what is given to it takes its time until it is awaited.
+
+    As of the real ones, differences are of milliseconds in float32.
+    """
+
+    given, done = 0.0, 0.0  # Milliseconds of work.
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+        self.at = None
+
+    def record(self):
+        self.at = type(self).given
+
+    def synchronize(self):
+        type(self).done = max(self.done, self.at)
+
+    def elapsed_time(self, later):
+        assert self.done >= later.at, "an event is compared before it has happened"
+        return torch.tensor(later.at - self.at, dtype=torch.float32).item()
+
+
+def test_a_gpu_is_timed_by_its_own_events_however_long_it_has_run(monkeypatch):
+    clock = EventClock(StandInEvent)
+
+    def call():
+        StandInEvent.given += 0.0125  # Given, and not waited for.
+
+    assert seconds(call, clock, n_calls=8) == pytest.approx(12.5e-6)
+    StandInEvent.given += 3_600_000  # An hour, in which float32 no longer tells 0.2 ms apart.
+    assert seconds(call, clock, n_calls=8) == pytest.approx(12.5e-6, rel=1e-5)
+    monkeypatch.setattr(torch.cuda, "Event", StandInEvent)
+    assert clock_for(torch.device("cuda"), 1)[0] == "GPU time"
 
 
 def test_the_number_of_threads_is_put_back():

@@ -62,10 +62,12 @@ def mebibytes(report: BenchReport, passes: Passes) -> dict[tuple[str, int], floa
 def describe(report: BenchReport) -> str:
     """One sentence on the settings and the machine."""
     config = report.config
-    return (
+    said = (
         f"Batch {config.batch}, {config.heads} heads of {config.width}, {config.dtype}; "
         f"{where(report.machine)}."
     )
+    left_out = report.machine.get("not measured")
+    return f"{said} Not measured: {left_out}." if left_out else said
 
 
 def draw(report: BenchReport) -> Figure:

@@ -6,11 +6,13 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import logsigmoid, scaled_dot_product_attention
 
 from leap.errors import LeapError
 from leap.layers.definitions import Definition
 from leap.models.mechanisms import ATTENTIONS
+from leap.ops.backends import BACKENDS, using
 from leap.ops.tolerance import TOLERANCES, relative_error
 
 Inputs = Mapping[str, Tensor]
@@ -27,6 +29,44 @@ def mechanisms(windows: Iterable[int] = ()) -> list[Definition]:
             attend = partial(defined.attend, window=w)
             found.append(replace(defined, name=f"{defined.name}-w{w}", window=w, attend=attend))
     return sorted(found, key=lambda x: (not x.causal, x.name != x.baseline))
+
+
+FLASH = "softmax-flash"
+HALVES = (torch.float16, torch.bfloat16)
+
+
+def peers(device: torch.device, dtype: torch.dtype) -> list[Definition]:
+    """What others have for the same inputs on a GPU: a kernel of SDPA, flash-linear-attention."""
+    if device.type != "cuda":
+        return []
+    known = {defined.name: defined for defined in mechanisms()}
+    found = []
+    if dtype in HALVES:
+        found.append(replace(known["softmax"], name=FLASH, attend=_by_flash))
+    if BACKENDS["fla"].missing() is None and dtype != torch.float64:
+        for name in ("linear", "linear-gated", "leapformer"):
+            attend = partial(_by_backend, "fla", known[name].attend)
+            found.append(replace(known[name], name=f"{name}-fla", attend=attend))
+    return found
+
+
+def missing_peers(device: torch.device, dtype: torch.dtype) -> list[str]:
+    """Those of a GPU that are not measured, each with the reason."""
+    if device.type != "cuda":
+        return []
+    found = [] if dtype in HALVES else [f"{FLASH} (it takes float16 and bfloat16)"]
+    reason = BACKENDS["fla"].missing()
+    return found if reason is None else [*found, f"fla ({reason})"]
+
+
+def _by_flash(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def _by_backend(name: str, attend: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
+    with using(name):
+        return attend(*arguments)
 
 
 def make_inputs(

@@ -34,7 +34,7 @@ class TurnsConfig:
     """How to measure: the settings that every bench has in common."""
 
     device: str = "cpu"
-    """Where to run: cpu, cuda, cuda:1, and so on."""
+    """Where to run: cpu, cuda, cuda:1, and so on. A GPU is timed by its own events."""
     threads: int = 1
     """CPU threads; one is timed in CPU time, more in wall time."""
     repeats: int = 10
@@ -113,7 +113,8 @@ def find_device(name: str) -> torch.device:
         raise ConfigError(f"device={name!r} cannot be measured; give cpu or cuda:0")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         n = torch.cuda.device_count()
-        raise ConfigError(f"device={name!r} is not here: torch finds {n} CUDA devices")
+        found = f"{n} of them" if n else "none; without --device the CPU is measured"
+        raise ConfigError(f"no GPU {name!r} is here: torch finds {found}")
     return device
 
 
