@@ -91,7 +91,8 @@ class Blocks:
             chunk, tokens = 64, 16
         if interpreted():
             chunk, tokens = 32, 16  # Few tokens are then several chunks.
-        f, e = (min(64, max(16, power_of_two(width))) for width in (features, values))
+        widest = 64 if has_tf32() else 32  # Without matrix units, products take more registers.
+        f, e = (min(widest, max(16, power_of_two(width))) for width in (features, values))
         f = min(f, 32) if per_feature else f
         return cls(chunk, tokens, f, e, double, "tf32" if half and has_tf32() else "ieee")
 
