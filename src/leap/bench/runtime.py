@@ -30,7 +30,6 @@ from leap.bench.run import (
     Steps,
     Timed,
     TurnsConfig,
-    check_at_least_one,
     report_on,
     time_by_turns,
 )
@@ -68,12 +67,14 @@ class RuntimeConfig(TurnsConfig):
     """Starts of each model on each runtime, of which the quickest counts."""
     repeats: int = 30
     """Repetitions of each model on each runtime, of which the fastest counts."""
+    keep: Path | None = None
+    """Folder to keep the graphs in, for benchmarks/runtime/browser.py; by default none are kept."""
     output: Path = Path("runs/bench-runtime")
     """Folder to write the results to."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least_one(context=self.context, starts=self.starts)
+        self.check_at_least_one("context", "starts")
         if not self.models:
             raise ConfigError("nothing to measure: give at least one model")
         known = (*usable_as("causal"), GPT2)
@@ -116,9 +117,10 @@ def _results(config: RuntimeConfig, progress: Progress) -> Iterator[RuntimeResul
     names = list(dict.fromkeys(config.models))
     steps = Steps(progress, total=len(names) * (2 + len(RUNTIMES)))
     for name in names:
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as given:
             steps.begin(f"{name}: export")
-            made = (_Gpt2 if name == GPT2 else _Ours)(name, config, Path(folder))
+            folder = Path(given) if config.keep is None else config.keep / name
+            made = (_Gpt2 if name == GPT2 else _Ours)(name, config, folder)
             errors = {runtime: _error(made, runtime) for runtime in RUNTIMES}
             if not errors[FLOAT32] <= LARGEST_ERROR:
                 raise LeapError(
@@ -174,7 +176,7 @@ class _Ours(_Made):
         manifest_json = manifest.to_json()
         writers: dict[str, Writer] = {}
         for runtime, place in ((FLOAT32, folder / "float32"), (INT8, folder / "int8")):
-            place.mkdir()
+            place.mkdir(parents=True, exist_ok=True)
             write_graph(place, GRAPH, graph if runtime == FLOAT32 else in_int8(graph))
             (place / TOKENIZER).write_text(tokenizer.to_json(), encoding="utf-8")
             write_json(place / FILE, manifest_json)
@@ -224,7 +226,7 @@ class _Gpt2(_Made):
         graph = trace_gpt2(step, token, past)
         sessions = {}
         for runtime, place in ((FLOAT32, folder / "float32"), (INT8, folder / "int8")):
-            place.mkdir()
+            place.mkdir(parents=True, exist_ok=True)
             write_graph(place, GRAPH, graph if runtime == FLOAT32 else in_int8(graph))
             sessions[runtime] = _session(place / GRAPH)
         arrays = {f"past.{i}": x.numpy() for i, x in enumerate(past)}
