@@ -35,7 +35,7 @@ from leap.bench.run import (
 )
 from leap.errors import ConfigError, LeapError
 from leap.export.files import write_graph
-from leap.export.graph import in_int8, quiet
+from leap.export.graph import fold_transposes, in_int8, quiet
 from leap.export.lm import GRAPH, TOKENIZER, traced
 from leap.models import StateCache, usable_as
 from leap.reports.files import write_json
@@ -286,6 +286,7 @@ def trace_gpt2(step: Gpt2Step, token: Tensor, past: list[Tensor]) -> Any:
     assert program is not None
     model = program.model_proto
     del model.graph.value_info[:]
+    fold_transposes(model)
     return model
 
 

@@ -113,7 +113,7 @@ class Call(nn.Module):
 
 def trace(call: Call, ports: Sequence[Port], outputs: Sequence[str]) -> Any:
     """The graph of a call, as an `onnx.ModelProto`."""
-    onnx = _onnx()
+    _onnx()  # What is missing is told before the work begins.
     tensors = {each.name: each for each in call.layout.tensors}
     names = [*(port.name for port in ports), *call.reads]
     free = [
@@ -151,7 +151,7 @@ def trace(call: Call, ports: Sequence[Port], outputs: Sequence[str]) -> Any:
     for node in model.graph.node:
         del node.metadata_props[:]  # Where in our source each came from: longer than the graph.
         node.doc_string = ""
-    _fold_transposes(onnx, model)
+    fold_transposes(model)
     if model.ByteSize() > LARGEST:
         raise ConfigError("this model is larger than the 2 GB that a file of ONNX can hold")
     return model
@@ -192,8 +192,9 @@ def _described(name: str, before: Tensor, after: Tensor) -> StateTensor:
     return StateTensor(name, str(after.dtype).removeprefix("torch."), tuple(shape), float(values))
 
 
-def _fold_transposes(onnx: Any, model: Any) -> None:
+def fold_transposes(model: Any) -> None:
     """Weights as matrix products take them: what is transposed at run time is not quantised."""
+    onnx = _onnx()
     graph = model.graph
     weights = {each.name: each for each in graph.initializer}
     for node in [each for each in graph.node if each.op_type == "Transpose"]:
