@@ -155,6 +155,8 @@ def test_faithfulness_reads_texts_of_a_file(capsys, classifier, tmp_path):
         (["text", "--run", "nowhere", ""], "--text is empty; give a text"),
         (["text", "--run", "nowhere", "\udcff"], "is not text in UTF-8"),
         (["text", "--run", "nowhere", "a", "--method", "x"], "--method='x' is not known"),
+        (["text", "--run", "nowhere", "a", "--html", "."], "--html=. is a folder; give a file"),
+        (["text", "--run", "nowhere", "a", "--json", "."], "--json=. is a folder; give a file"),
         (["proportions", "--run", "nowhere"], "no run folder at nowhere"),
         (["proportions", "--run", "nowhere", "--quiet", "-1"], "--quiet=-1"),
         (["faithfulness", "--run", "nowhere", "--texts", "1"], "--texts=1 must be 2 or more"),

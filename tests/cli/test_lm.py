@@ -125,6 +125,7 @@ def test_a_batch_beyond_all_memory_is_an_error_in_a_line(capsys, play, tmp_path)
     assert code == 1
     assert err.startswith("leap: --batch=100000000 in parts of 100000000 takes ")
     assert err.count("\n") == 1
+    assert not (tmp_path / "run").exists()  # So that the same folder takes a smaller one.
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no such limits")
@@ -208,6 +209,10 @@ def test_presets_are_listed(capsys, monkeypatch):
         (["generate", "--run", "nowhere", "--tokens", "0"], "--tokens=0 must be 1 or more"),
         (["generate", "--run", "nowhere", "--seed", "-2"], "--seed=-2 must be from 0"),
         (
+            ["generate", "--run", "nowhere", "--temperature", "1e-300"],
+            "--temperature=1e-300 is too",
+        ),
+        (
             ["generate", "--run", "nowhere", "--prompt", "a\udcff"],
             "--prompt='a\\udcff' is not text in UTF-8 (character 1); convert it",
         ),
@@ -254,6 +259,13 @@ def test_the_folder_of_a_comparison_is_no_run(capsys, run_folder, tmp_path):
         1,
         f"leap: {tmp_path} holds several runs (gpt2, leap-global); give one of them\n",
     )
+
+
+def test_an_export_is_no_run(capsys, tmp_path):
+    (tmp_path / "manifest.json").write_text("{}")
+    code, _, err = run(capsys, "eval", "--run", tmp_path)
+    line = f"leap: {tmp_path} holds an exported model; give the run that it was made of\n"
+    assert (code, err) == (1, line)
 
 
 @pytest.mark.parametrize("verb", ["eval", "generate"])

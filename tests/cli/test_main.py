@@ -2,6 +2,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from dataclasses import fields
 from errno import EACCES, EDQUOT, ENOSPC
 from pathlib import Path
@@ -117,6 +118,37 @@ def test_output_to_a_full_disk_is_one_line():
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("leap: there is no room") and done.stderr.count("\n") == 1
+
+
+def begin(error):
+    """A command that starts a thread, which ends in an error."""
+
+    def run(arguments):
+        thread = threading.Thread(target=raise_it)
+        thread.start()
+        thread.join()
+
+    def raise_it():
+        raise error
+
+    return run
+
+
+def test_what_a_thread_lacks_is_one_line(capsys, monkeypatch):
+    before = threading.excepthook
+    monkeypatch.setattr(cli, "_run", begin(OSError(ENOSPC, "No space left on device")))
+    code, out, err = run(capsys)
+    assert (code, out) == (1, "")
+    assert err.startswith("leap: there is no room to write") and err.count("\n") == 1
+    assert threading.excepthook is before
+
+
+def test_another_error_of_a_thread_is_not_hidden(monkeypatch):
+    told = []
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: told.append(arguments))
+    monkeypatch.setattr(cli, "_run", begin(KeyError("x")))
+    main([])
+    assert [each.exc_type for each in told] == [KeyError]
 
 
 def test_stopping_it_is_one_line(capsys, monkeypatch):

@@ -283,7 +283,9 @@ def test_a_state_of_another_model_is_named(tmp_path, make_model):
     small, large = make_model("leapformer"), make_model("leapformer", hidden_size=32)
     small.save_state(path, small(make_ids(1, 5), use_cache=True).past_key_values)
     for other in (large, make_model("leap"), make_model("hybrid")):
-        with pytest.raises(FileError, match=r"state\.safetensors holds the state of another"):
+        with pytest.raises(
+            FileError, match=r"state\.safetensors holds the state of another model; give"
+        ):
             other.load_state(path)
     with pytest.raises(InputError, match="has read nothing yet"):
         small.save_state(path, StateCache(2))

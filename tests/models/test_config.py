@@ -13,6 +13,7 @@ from leap.models import (
     LeapformerForCausalLM,
     LeapformerForSequenceClassification,
     LeapformerSeq2SeqConfig,
+    LeapformerSpeechConfig,
 )
 from leap.models.config import BEST, PAPER
 
@@ -251,3 +252,21 @@ def test_a_config_that_was_saved_before_proportions_had_names_has_the_papers(tmp
 def test_windows_double_as_far_as_there_is_something_to_see():
     config = LeapConfig(n_layer=12, n_positions=64)
     assert config.windows == [4, 8, 16, 32] + [None] * 8
+
+
+@pytest.mark.parametrize("config", [LeapConfig, LeapformerConfig, LeapformerSeq2SeqConfig])
+def test_more_layers_than_can_be_meant_are_refused_at_once(config):
+    assert config(n_layer=1000, n_positions=8).n_layer == 1000
+    with pytest.raises(ConfigError, match=r"n_layer=100000 is more than the 1,000 layers"):
+        config(n_layer=100_000)
+
+
+def test_so_are_layers_of_an_encoder():
+    with pytest.raises(ConfigError, match=r"encoder_layers=100000 is more than the 1,000 layers"):
+        LeapformerSeq2SeqConfig(encoder_layers=100_000)
+
+
+def test_a_state_of_speech_has_a_longest_stretch():
+    assert LeapformerSpeechConfig(n_subsampling=10).frames_per_state == 1024
+    with pytest.raises(ConfigError, match=r"n_subsampling=200 .* give 10 or fewer"):
+        LeapformerSpeechConfig(n_subsampling=200)

@@ -4,7 +4,13 @@ import pytest
 import torch
 
 from leap.errors import ConfigError
-from leap.models import ATTENTIONS, LeapformerConfig, LeapformerForCausalLM, usable_as
+from leap.models import (
+    ATTENTIONS,
+    LeapformerConfig,
+    LeapformerForCausalLM,
+    LeapformerSeq2SeqConfig,
+    usable_as,
+)
 from leap.models.mechanisms import ALL_FORMS
 
 SMALL = {"hidden_size": 8, "n_head": 2, "n_layer": 1, "vocab_size": 11, "n_positions": 16}
@@ -56,3 +62,10 @@ def test_cosformers_encoder_goes_by_the_length_of_each_text():
     padded = torch.cat([x, torch.randn(1, 3, 8)], dim=1)
     mask = torch.tensor([[True] * 5 + [False] * 3])
     torch.testing.assert_close(attention(padded, key_mask=mask)[0][:, :5], attention(x)[0])
+
+
+@pytest.mark.parametrize("part", ["attention", "encoder_attention", "cross_attention"])
+def test_an_unknown_mechanism_of_a_translation_model_names_those_that_fit_alone(part):
+    with pytest.raises(ConfigError, match=r"transformer cannot be .* those that can are leap") as e:
+        LeapformerSeq2SeqConfig(**SMALL, **{part: "transformer"})
+    assert "bigbird" not in str(e.value)

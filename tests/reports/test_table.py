@@ -2,7 +2,7 @@
 
 import pytest
 
-from leap.reports.table import Table, csv_table, digits, markdown, tabulate
+from leap.reports.table import Table, csv_table, digits, markdown, perplexity, tabulate
 
 NUMBERS = {("b", 1024): 10.0, ("a-w4", 1024): 0.5, ("b", 2048): 40.0, ("a-w4", 2048): 1.0}
 
@@ -45,3 +45,10 @@ def test_text_and_tables_stand_below_each_other_and_a_title_is_bold():
 def test_csv_has_a_head_and_nothing_for_none():
     assert csv_table([{"a": 1, "b": None}, {"a": 2, "b": 0.5}]) == "a,b\n1,\n2,0.5\n"
     assert csv_table([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("x", "shown"), [(84.468, "84.47"), (3029.81, "3,029.81"), (2e20, "over 1,000,000")]
+)
+def test_a_perplexity_that_says_nothing_has_no_digits(x, shown):
+    assert perplexity(x, 2) == shown

@@ -255,3 +255,8 @@ def test_folders_that_are_no_exports_are_refused_in_one_sentence(hybrid, tmp_pat
     assert "is no tokenizers file" in broken("j", cut("tokenizer.json"))
     told = manifest["tokenizer"] | {"fingerprint": "0"}
     assert "is not the model's own" in broken("k", edit(tokenizer=told))
+
+
+def test_a_temperature_next_to_nothing_takes_the_likeliest_token():
+    found = Sampler(temperature=5e-324).probabilities(np.array([1.0, 3.0, 2.0]))
+    assert found.tolist() == [0, 1, 0]

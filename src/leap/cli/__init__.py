@@ -11,7 +11,9 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from importlib import import_module
 from itertools import pairwise
@@ -26,6 +28,7 @@ ABOUT = "Transformers with attention in linear time."
 MODEL_NAMES = {
     "dropout": "hidden_dropout_prob",
     "feed_forward_size": "intermediate_size",
+    "subsampling": "n_subsampling",
 }
 """What the config of a model calls the setting of a flag."""
 LEARNING = ("explain", "lm", "lra", "simul")
@@ -36,7 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command, as given on the command line, and exit with 1 if it cannot be done."""
     try:
         try:
-            _run(sys.argv[1:] if arguments is None else arguments)
+            with _threads_watched():
+                _run(sys.argv[1:] if arguments is None else arguments)
         finally:
             sys.stdout.flush()
     except BrokenPipeError:  # Whoever was reading has seen enough, as head does.
@@ -51,6 +55,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if line is None:
             raise
         _fail(line, code=1)
+
+
+@contextmanager
+def _threads_watched() -> Iterator[None]:
+    """Tell what threads of other libraries lacked once the work is done, unless it ends by it.
+
+    TensorBoard's writes the log, and would show a traceback where the disk is full.
+    """
+    missed: list[BaseException] = []
+
+    def end(arguments: threading.ExceptHookArgs) -> None:
+        error = arguments.exc_value
+        if isinstance(error, Exception) and lacking(error) is not None:
+            missed.append(error)
+        else:
+            before(arguments)
+
+    before, threading.excepthook = threading.excepthook, end
+    try:
+        yield
+    finally:
+        threading.excepthook = before
+    if missed:
+        raise missed[0]
 
 
 def _run(arguments: Sequence[str]) -> None:
@@ -70,7 +98,7 @@ def _run(arguments: Sequence[str]) -> None:
             metavar="FILE",
             help="with --compile, a file to write the table to as well, in Markdown",
         )
-        given = parser.parse_args(rest)
+        given = parser.parse_args(rest)  # First: its help needs no torch.
         if given.output and given.compile is None:
             parser.error("--output is of --compile, which was not given")
         return import_module("leap.cli.backends").show(given.compile, given.output)

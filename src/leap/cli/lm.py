@@ -9,7 +9,7 @@ from leap.bench.measure import peak_bytes
 from leap.cli.progress import progress_shown
 from leap.cli.table import show_table, show_written
 from leap.reports.progress import named
-from leap.reports.table import Table
+from leap.reports.table import Table, perplexity
 from leap.tasks.lm import compare as comparing
 from leap.tasks.lm import demo as demonstrating
 from leap.tasks.lm import evaluate as evaluating
@@ -47,8 +47,9 @@ def train(config: TrainConfig) -> None:
     )
     score = metrics["test"]
     print(
-        f"test perplexity {score['perplexity']:.2f} per token, {score['word_perplexity']:.1f} per "
-        f"word; {score['bits_per_byte']:.3f} bits per byte"
+        f"test perplexity {perplexity(score['perplexity'], 2)} per token, "
+        f"{perplexity(score['word_perplexity'], 1)} per word; "
+        f"{score['bits_per_byte']:.3f} bits per byte"
     )
     if finished:
         print(f"{config.output} was finished before; nothing was trained")
@@ -71,11 +72,11 @@ def evaluate(config: EvalConfig) -> None:
     with progress_shown() as progress:
         score = evaluating.evaluate(config, progress, _tell_text)
     print(f"{score.tokens:,} tokens, {score.words:,} words, {score.bytes:,} bytes")
-    print(f"perplexity per token  {score.perplexity:.3f}  (loss {score.loss:.4f})")
-    print(f"perplexity per word   {score.word_perplexity:.2f}")
+    print(f"perplexity per token  {perplexity(score.perplexity, 3)}  (loss {score.loss:.4f})")
+    print(f"perplexity per word   {perplexity(score.word_perplexity, 2)}")
     print(f"bits per byte         {score.bits_per_byte:.4f}")
     if score.stretches:
-        rows = [[f"{x.start:,} to {x.end:,}", f"{x.perplexity:.2f}"] for x in score.stretches]
+        rows = [[f"{x.start:,} to {x.end:,}", perplexity(x.perplexity, 2)] for x in score.stretches]
         show_table(Table("", ("tokens of the text", "perplexity"), rows))
     if config.output is not None:
         print(f"wrote {config.output}")
@@ -133,7 +134,7 @@ def demo(config: DemoConfig) -> None:
         [
             learner.row.model,
             f"{learner.before:,.0f}",
-            f"{learner.outcome.perplexity:.2f}",
+            perplexity(learner.outcome.perplexity, 2),
             f"{learner.outcome.bits_per_byte:.3f}",
         ]
         for learner in learners

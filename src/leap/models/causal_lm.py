@@ -214,8 +214,8 @@ class LeapformerForCausalLM(LeapformerPreTrainedModel, GenerationMixin):
         ]
         if layouts[0] != layouts[1]:
             raise FileError(
-                f"{path} holds the state of another model: its layers are {layouts[1]}, "
-                f"this one's {layouts[0]}"
+                f"{path} holds the state of another model; give the file of a state of this one, "
+                "or a new name"
             )
 
 

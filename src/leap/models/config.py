@@ -56,6 +56,19 @@ PAPER: dict[str, Any] = {
 """What other models have."""
 
 
+MOST_LAYERS = 1000
+"""As deep as transformers have been trained (DeepNet, 2022). To make one of 100,000 layers takes
+minutes, and would be begun by who mistyped a number."""
+
+
+def check_layers(name: str, n_layer: int) -> None:
+    """Refuse more layers than can be meant."""
+    if n_layer > MOST_LAYERS:
+        raise ConfigError(
+            f"{name}={n_layer} is more than the {MOST_LAYERS:,} layers that a model may have here"
+        )
+
+
 def default_window(layer: int, n_positions: int) -> int | None:
     """The window of a LEAP layer that is not told its own, None where it sees everything.
 
@@ -287,6 +300,7 @@ class LeapformerConfig(PreTrainedConfig):
         for name in ("vocab_size", "hidden_size", "n_positions", "n_layer", "n_head", "clocks"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be 1 or more")
+        check_layers("n_layer", self.n_layer)
         for name in ("intermediate_size", "classifier_size"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be 1 or more")

@@ -6,13 +6,15 @@ from huggingface_hub.dataclasses import strict
 
 from leap.errors import ConfigError
 from leap.layers.attention import Form
-from leap.models.config import LeapformerConfig
+from leap.models.config import LeapformerConfig, check_layers
 from leap.models.mechanisms import usable_as
 
 Part = Literal["encoder", "decoder", "cross"]
 
 FORMS: dict[Part, Form] = {"encoder": "bidirectional", "decoder": "causal", "cross": "cross"}
 """What the attention of each part is used as, but for alibi."""
+MOST_SUBSAMPLING = 10
+"""Of frames that begin every 10 ms, a state is ten seconds then."""
 
 
 @strict
@@ -121,6 +123,8 @@ class LeapformerSeq2SeqConfig(LeapformerConfig):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value} must be 1 or more")
+        if self.encoder_layers is not None:
+            check_layers("encoder_layers", self.encoder_layers)
         if self.chunk_size < 0:
             raise ConfigError(f"chunk_size={self.chunk_size} must be 1 or more, or 0 for all")
         if not 0 <= self.label_smoothing < 1:
@@ -147,13 +151,14 @@ class LeapformerSeq2SeqConfig(LeapformerConfig):
             able = usable_as(form)
             if form == "bidirectional":  # It reads in chunks, as cross-attention does.
                 able = [mechanism for mechanism in able if mechanism in usable_as("cross")]
-            for mechanism in self.part(name).attentions:
+            for mechanism in [given] if isinstance(given, str) else given:
                 if mechanism not in able:
                     raise ConfigError(
                         f"{name}_attention={given!r}: {mechanism} cannot be used as {form} "
                         f"attention{' in chunks' * (form == 'bidirectional')}; "
                         f"those that can are {', '.join(able)}"
                     )
+            self.part(name)  # Which checks all else.
         if self.cross_window is not None and "softmax" not in self.part("cross").attentions:
             raise ConfigError(
                 f"cross_window={self.cross_window} is for cross_attention='softmax'; "
@@ -187,3 +192,8 @@ class LeapformerSpeechConfig(LeapformerSeq2SeqConfig):
         for name in ("n_bins", "n_subsampling"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be 1 or more")
+        if self.n_subsampling > MOST_SUBSAMPLING:
+            raise ConfigError(
+                f"n_subsampling={self.n_subsampling} would make one state of "
+                f"2^{self.n_subsampling} frames; give {MOST_SUBSAMPLING} or fewer"
+            )

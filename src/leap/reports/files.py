@@ -74,5 +74,5 @@ def writing_to(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise FileError(
-            f"cannot write to {folder} ({error.strerror}); give another output folder"
+            f"cannot write to {folder} ({error.strerror or error}); give another output folder"
         ) from error

@@ -65,6 +65,11 @@ def optional(value: float | int | None, n_digits: int) -> str:
     return "" if value is None else f"{value:,.{n_digits}f}"
 
 
+def perplexity(x: float | int, n_digits: int) -> str:
+    """With so many digits behind the point, while it says something."""
+    return f"{x:,.{n_digits}f}" if x < 1e6 else "over 1,000,000"
+
+
 def tabulate(
     title: str,
     numbers: Mapping[tuple[str, Any], float | int],

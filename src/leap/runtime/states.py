@@ -39,7 +39,9 @@ def write_state(
         unfinished.replace(path)
     except OSError as error:
         unfinished.unlink(missing_ok=True)
-        raise FileError(f"cannot write {path} ({error.strerror})") from error
+        raise FileError(
+            f"cannot write {path} ({error.strerror}); make room, or give another file"
+        ) from error
 
 
 def read_state(path: Path, manifest: Manifest) -> tuple[dict[str, Array], dict[str, Any]]:

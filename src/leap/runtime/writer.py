@@ -259,8 +259,8 @@ class Sampler:
 
     def probabilities(self, logits: Array) -> Array:
         """Of each token, those that are cut off having none."""
-        scaled = logits.astype(np.float64) / self.temperature
-        p = np.exp(scaled - scaled.max())
+        below = logits.astype(np.float64) - logits.max()  # First: nothing to divide is large then.
+        p = np.exp(below / self.temperature)
         if self.top_k is not None and self.top_k < len(p):
             p[p < np.partition(p, -self.top_k)[-self.top_k]] = 0
         p /= p.sum()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from leap.errors import FileError, first_line
+from leap.runtime.manifest import is_export
 
 SECONDS_TO_REACH = 5.0
 """How long to wait for an answer of Hugging Face's hub."""
@@ -38,7 +39,9 @@ def read_text(path: Path) -> str:
 
 
 def check_one_run(path: Path) -> None:
-    """Refuse the folder of a comparison, which holds run folders, where one run is wanted."""
+    """Refuse an export, or the folder of a comparison, where one run is wanted."""
+    if is_export(path):
+        raise FileError(f"{path} holds an exported model; give the run that it was made of")
     inside = sorted(found.parent.name for found in path.glob("*/data.json"))
     if len(inside) > 1 and not (path / "model").exists():
         raise FileError(f"{path} holds several runs ({', '.join(inside)}); give one of them")

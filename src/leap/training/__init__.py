@@ -7,6 +7,7 @@ from leap.training.clock import now
 from leap.training.fit import (
     Fitted,
     Measure,
+    check_fit,
     fit,
     processes,
     quiet,
@@ -15,6 +16,7 @@ from leap.training.fit import (
 from leap.training.folder import RunFolder
 from leap.training.recipe import DeviceName, Recipe
 from leap.training.run import PeakBytes, Work, save_weights, train_run
+from leap.training.size import check_size
 
 __all__ = [
     "DeviceName",
@@ -24,6 +26,8 @@ __all__ = [
     "Recipe",
     "RunFolder",
     "Work",
+    "check_fit",
+    "check_size",
     "fit",
     "now",
     "processes",

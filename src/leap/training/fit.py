@@ -119,18 +119,16 @@ def fit(
         TrainingError: if the loss is no longer a number.
         FileError: if there are checkpoints, but none to go on from, or one cannot be written.
     """
-    n_items = len(train)  # type: ignore[arg-type]
-    n_steps = recipe.n_steps(n_items)
-    arguments = _arguments(recipe, folder, n_steps, measure)
-    _check_memory(model, train, recipe, arguments)
+    arguments = check_fit(model, train, recipe, folder, measure)
+    group, n_steps = processes(recipe.device), arguments.max_steps
     checkpoints = Checkpoints(folder.checkpoints)
     watch = _Watch(progress, measure, recipe, checkpoints)
 
     def say(note: str) -> None:
-        if processes(recipe.device).is_main_process:
+        if group.is_main_process:
             progress(Status(0, n_steps, note=note))
 
-    with processes(recipe.device).main_process_first():
+    with group.main_process_first():
         last = _find_last(checkpoints, folder, recipe, n_steps, say)
     if shuffle:
         train = Shuffled(train, n_steps, recipe.batch, recipe.seed, lengths)
@@ -317,6 +315,25 @@ def _find_last(
     return last
 
 
+def check_fit(
+    model: PreTrainedModel,
+    train: Dataset[Any],
+    recipe: Recipe,
+    folder: RunFolder,
+    measure: Measure | None = None,
+) -> TrainingArguments:
+    """What the Trainer is told; nothing is written.
+
+    Raises:
+        ConfigError: if there are no such steps, or a batch does not divide, or cannot fit.
+    """
+    processes(recipe.device)  # First: the Trainer takes a missing package ill.
+    n_steps = recipe.n_steps(len(train))  # type: ignore[arg-type]
+    arguments = _arguments(recipe, folder, n_steps, measure)
+    _check_memory(model, train, recipe, arguments)
+    return arguments
+
+
 def _check_memory(
     model: PreTrainedModel, train: Dataset[Any], recipe: Recipe, arguments: TrainingArguments
 ) -> None:
@@ -330,18 +347,21 @@ def _check_memory(
     # At least what each layer is given, which its gradient needs.
     numbers = tokens * config.hidden_size * config.num_hidden_layers
     needed = batch * (sum(x.nbytes for x in tensors) + 4 * numbers)
-    device = arguments.device
-    if device.type == "cuda":
-        there_is = torch.cuda.get_device_properties(device).total_memory
-    else:
-        from psutil import virtual_memory  # Comes with accelerate, of an extra.
-
-        there_is = virtual_memory().total
+    there_is = memory(arguments.device)
     if needed > there_is:
         raise ConfigError(
             f"batch={recipe.batch} in parts of {batch} takes {needed / GIB:,.0f} GiB and more, and "
             f"there are {there_is / GIB:,.0f}; give a smaller batch, or a larger accumulate"
         )
+
+
+def memory(device: torch.device) -> int:
+    """Bytes that there are, free or not."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    from psutil import virtual_memory  # Comes with accelerate, of an extra.
+
+    return virtual_memory().total
 
 
 def _try_mean(

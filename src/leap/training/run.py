@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, set_seed
 
 from leap.reports.plots import plot_curves
 from leap.reports.progress import Progress, silent
-from leap.training.fit import Fitted, Measure, fit, processes, quiet
+from leap.training.fit import Fitted, Measure, check_fit, fit, processes, quiet
 from leap.training.folder import Like, RunFolder
 from leap.training.recipe import Recipe
 
@@ -84,6 +84,7 @@ def train_run(
         if finished is None:
             set_seed(recipe.seed)
             model = work.build()
+            check_fit(model, work.train, work.recipe, folder)  # Before anything is written.
         folder.create(work.digests)  # Refuses other data.
         for name, write in work.folders.items():
             if not (folder.path / name).exists():

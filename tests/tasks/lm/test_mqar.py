@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from leap.errors import ConfigError
+from leap.errors import ConfigError, FileError
 from leap.reports.files import read_json
 from leap.tasks.lm.mqar import HELD_OUT, TRAIN, Batches, MqarConfig, draw_sequences, mqar
+from leap.training import RunFolder
 
 
 def sequences(count=50, *, pairs=6, length=40, vocabulary=24, seed=0):
@@ -124,6 +125,13 @@ def test_a_run_that_was_stopped_comes_to_the_same(config):
         for each in (config, anew)
     )
     torch.testing.assert_close(weights["state"], expected["state"], rtol=0, atol=0)
+
+
+def test_two_processes_do_not_train_in_one_folder(config):
+    path = config.output / "softmax-rotary-16" / "seed-0"
+    path.mkdir(parents=True)
+    with RunFolder(path, {}).alone(), pytest.raises(FileError, match="is at work in"):
+        mqar(config)
 
 
 def test_the_table_and_the_picture_have_the_mean_and_spread_of_seeds(config):

@@ -129,6 +129,10 @@ def test_a_test_that_does_not_fit_the_model(text_run, speech_run, fails, tmp_pat
     assert "begun is not finished" in fails("eval", "--run", tmp_path / "begun", *options)
     assert not (tmp_path / "out").exists()
     assert "no finished folder" in fails("eval", "--run", text_run, "--data", tmp_path)
+    (tmp_path / "file").touch()
+    options = ("--data", tmp_path / "data", "--limit", "1", "--output", tmp_path / "file")
+    said = fails("eval", "--run", text_run, *options, "--waits", "3")
+    assert "cannot write to" in said and said.endswith("give another output folder\n")
 
 
 @pytest.mark.parametrize("verb", ["stream", "eval"])

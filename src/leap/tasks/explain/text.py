@@ -43,6 +43,10 @@ class TextConfig:
         if not self.text:
             raise ConfigError("text is empty; give a text to explain")
         check_prompt(self.text)
+        for name in ("html", "json"):
+            path = getattr(self, name)
+            if path is not None and path.is_dir():
+                raise ConfigError(f"{name}={path} is a folder; give a file to write")
         if self.strike < 0:
             raise ConfigError(f"strike={self.strike} must be 0 or more")
         if self.method not in METHODS:

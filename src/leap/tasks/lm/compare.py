@@ -10,7 +10,6 @@ by its results.json.
 """
 
 import json
-import math
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -27,8 +26,9 @@ from leap.models.config import PositionEmbedding
 from leap.reports.files import read_json, write_json, write_report, write_whole
 from leap.reports.plots import plot_curves
 from leap.reports.progress import Progress, named, silent
-from leap.reports.table import MIB, Table, markdown, optional
+from leap.reports.table import MIB, Table, markdown, optional, perplexity
 from leap.tasks.lm.data import Blocks, TextRead, read_corpus
+from leap.tasks.lm.evaluate import perplexity_of
 from leap.tasks.lm.model import (
     MechanismConfig,
     ModelConfig,
@@ -276,7 +276,7 @@ def _outcome(seed: int, metrics: dict[str, Any]) -> Outcome:
         perplexity=metrics["test"]["perplexity"],
         word_perplexity=metrics["test"]["word_perplexity"],
         bits_per_byte=metrics["test"]["bits_per_byte"],
-        valid_perplexity=math.exp(metrics["best_loss"]),
+        valid_perplexity=perplexity_of(metrics["best_loss"]),
         seconds_per_step=metrics["seconds_per_step"],
         cpu_seconds_per_step=metrics["cpu_seconds_per_step"],
         best_step=metrics["best_step"],
@@ -323,7 +323,7 @@ def _prepare(
     """
     for (name, _), run in runs.items():
         try:
-            check_model(run, run.length)
+            check_model(run, run.length, run.device)
         except ConfigError as error:
             raise ConfigError(f"models: {name!r}: {error}") from error
     folder = RunFolder(config.output, settings_in_common(config) | {"seed": config.seed})
@@ -422,7 +422,7 @@ def _cells(row: Row) -> list[str]:
         row.model,
         f"{row.parameters:,}",
         _mean(row.values("perplexity"), 2, spread=True),
-        _mean(row.values("word_perplexity"), 1),
+        perplexity(fmean(row.values("word_perplexity")), 1),
         _mean(row.values("bits_per_byte"), 4),
         _mean(row.cost_of_equal("proportions"), 2, spread=True, sign="+"),
         _mean(row.cost_of_equal("gates"), 2, spread=True, sign="+"),

@@ -75,7 +75,7 @@ class Stretch:
     @property
     def perplexity(self) -> float:
         """Per token."""
-        return _exp(self.nats / (self.end - self.start))
+        return perplexity_of(self.nats / (self.end - self.start))
 
 
 @dataclass(frozen=True)
@@ -99,12 +99,12 @@ class Score:
     @property
     def perplexity(self) -> float:
         """Per token."""
-        return _exp(self.nats / self.tokens)
+        return perplexity_of(self.nats / self.tokens)
 
     @property
     def word_perplexity(self) -> float:
         """Per word, line ends counted as words."""
-        return _exp(self.nats / self.words)
+        return perplexity_of(self.nats / self.words)
 
     @property
     def bits_per_byte(self) -> float:
@@ -313,5 +313,6 @@ def _nats(model: PreTrainedModel, inputs: Tensor, targets: Tensor) -> float:
     return float(outputs.loss)
 
 
-def _exp(x: float) -> float:
-    return math.exp(x) if x < 700 else math.inf
+def perplexity_of(loss: float) -> float:
+    """exp(loss), however large."""
+    return math.exp(loss) if loss < 700 else math.inf

@@ -195,7 +195,9 @@ def save_text(
         unfinished.replace(path)
     except (OSError, SafetensorError) as error:
         unfinished.unlink(missing_ok=True)
-        raise FileError(f"cannot write {path} ({first_line(error)})") from error
+        raise FileError(
+            f"cannot write {path} ({first_line(error)}); make room, or give another file"
+        ) from error
 
 
 def _generator(device: torch.device) -> torch.Generator:

@@ -27,7 +27,7 @@ from leap.models.config import PositionEmbedding, default_window
 from leap.tasks.files import check_logits, check_one_run, check_weights, reading_model
 from leap.tasks.lm.tokenizer import TextTokenizer, load_tokenizer
 from leap.tasks.mechanism import AttentionOptions
-from leap.training import quiet
+from leap.training import DeviceName, check_size, quiet
 from leap.training.checkpoints import Checkpoints
 
 BASELINE = "gpt2"
@@ -169,10 +169,9 @@ class AnyVocabulary:
     fingerprint: str = ""
 
 
-def check_model(config: ModelConfig, length: int) -> None:
+def check_model(config: ModelConfig, length: int, device: DeviceName | None = None) -> None:
     """Refuse settings that make no model, before there is a text or a tokenizer."""
-    with torch.device("meta"):  # No weights are made.
-        build_model(config, AnyVocabulary(), length)
+    check_size(lambda: build_model(config, AnyVocabulary(), length), device)
 
 
 @dataclass(frozen=True)

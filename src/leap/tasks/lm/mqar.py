@@ -19,6 +19,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Literal
@@ -42,7 +43,7 @@ from leap.tasks.lm.memory import (
     write_results,
 )
 from leap.tasks.lm.model import SizeConfig
-from leap.training import Recipe, RunFolder, fit
+from leap.training import Recipe, RunFolder, check_size, fit
 
 POWER = 0.01
 """Gaps g = 1, 2, ... are drawn in proportion to g^(POWER - 1), as in the paper."""
@@ -238,8 +239,7 @@ def mqar(config: MqarConfig, progress: Progress = silent) -> list[Row]:
     """Train and ask each model, and write the table after each; nothing is trained twice."""
     for name in config.models:  # Before anything is written.
         for width in config.widths:
-            with torch.device("meta"):
-                _model(config, name, width)
+            check_size(partial(_model, config, name, width))
     rows = []
     for name in config.models:
         for width in config.widths:
@@ -272,7 +272,8 @@ def _one(config: MqarConfig, name: str, width: int, seed: int, progress: Progres
         set_seed(seed)
         model = _model(config, name, width)
         folder.create({})
-        _fit(config, model, seed, folder, named(progress, f"{name} {width} seed {seed}"))
+        with folder.alone():
+            _fit(config, model, seed, folder, named(progress, f"{name} {width} seed {seed}"))
         return model
 
     return ask(

@@ -15,6 +15,7 @@ there are words.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -37,7 +38,7 @@ from leap.tasks.lm.memory import (
 )
 from leap.tasks.lm.model import SizeConfig
 from leap.tasks.lm.tokenizer import TextTokenizer, make_tokenizer
-from leap.training import Recipe, RunFolder, fit
+from leap.training import Recipe, RunFolder, check_fit, check_size, fit
 
 MARK = 14
 """Byte before a word: a control character, which texts do not have. The words are those after."""
@@ -139,8 +140,11 @@ class Questions(Dataset[dict[str, Tensor]]):
 
 def recall(config: RecallConfig, progress: Progress = silent) -> list[Remembered]:
     """Train each model, ask it, and write the table; nothing is trained or asked twice."""
-    corpus = read_corpus(config.data)
     tokenizer = make_tokenizer("bytes", None, [])
+    for name in config.models:  # Before the text is read.
+        build = partial(build_unbounded, name, config, tokenizer, config.length)
+        check_size(build, config.device)
+    corpus = read_corpus(config.data)
     filler = {part: tokenizer.encode_documents(corpus.part(part)) for part in ("train", "valid")}
     rows = []
     for name in config.models:
@@ -201,6 +205,7 @@ def _trained(
         )
         for offset, (part, count) in enumerate((("train", 10**6), ("valid", 8 * config.batch)))
     )
+    check_fit(model, train, config, folder)  # Before anything is written.
     folder.create({"filler": str(len(filler["train"]))})
     with folder.alone():
         fit(model, train, valid, config, folder, named(progress, name))

@@ -97,7 +97,7 @@ def train(
     Returns:
         The results, as metrics.json has them.
     """
-    check_model(config, config.length)
+    check_model(config, config.length, config.device)
     folder = run_folder(config)
 
     def work() -> Work:

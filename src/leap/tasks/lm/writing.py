@@ -13,6 +13,8 @@ from leap.runtime.manifest import is_export
 from leap.runtime.text import check_prompt
 from leap.runtime.writer import Writer
 
+LEAST_TEMPERATURE = 1e-6
+"""Logits of up to 1e32 divided by it are still finite in float32."""
 Write = Callable[[str], None]
 """Takes the text in pieces, as they are made."""
 
@@ -46,6 +48,11 @@ class GenerateConfig:
             raise ConfigError(f"tokens={self.tokens} must be 1 or more")
         if not 0 <= self.temperature < math.inf:
             raise ConfigError(f"temperature={self.temperature} must be 0 or more")
+        if 0 < self.temperature < LEAST_TEMPERATURE:
+            raise ConfigError(
+                f"temperature={self.temperature} is too near 0 to divide by; give 0 for greedy "
+                f"decoding, or {LEAST_TEMPERATURE} or more"
+            )
         if self.top_k is not None and self.top_k < 1:
             raise ConfigError(f"top_k={self.top_k} must be 1 or more")
         if not 0 < self.top_p <= 1:

@@ -9,6 +9,7 @@ The validation set chooses the checkpoint; the test set is looked at once, when 
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from leap.tasks.lra.runs import (
     started_from,
 )
 from leap.tasks.mechanism import parse_short_form
-from leap.training import Fitted, PeakBytes, RunFolder, Work, train_run
+from leap.training import Fitted, PeakBytes, RunFolder, Work, check_size, train_run
 from leap.training.folder import read_results
 
 UNIT = "nats per example"
@@ -110,8 +111,7 @@ def train_variants(
     """Train each variant with each seed, in equal steps."""
     # Of every run, before the first takes its hours.
     for run in run_configs(config, variants, 1):
-        with torch.device("meta"):
-            new_model(run, TASKS[config.task])
+        check_size(partial(new_model, run, TASKS[config.task]), config.device)
     if config.start is not None:
         data = load_task(config.task, config.data)
         for run in run_configs(config, variants, 1):

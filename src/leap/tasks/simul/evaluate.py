@@ -30,7 +30,7 @@ from typing import Any, Literal
 from matplotlib.figure import Figure
 
 from leap.errors import ConfigError, LeapError
-from leap.reports.files import write_json, write_whole
+from leap.reports.files import write_json, write_report, write_whole
 from leap.reports.progress import Progress, Status, silent
 from leap.reports.table import Table, csv_table, markdown
 from leap.runtime.streaming.pauses import Pauses
@@ -195,7 +195,7 @@ def evaluate(config: EvalConfig, progress: Progress = silent) -> list[Evaluated]
     for trial in trials:
         name = trial.name
         folder = config.output / name.replace("/", "-").replace(" ", "-")
-        folder.mkdir(parents=True, exist_ok=True)
+        write_report(folder, {})
 
         def tell(done: int, name: str = name) -> None:
             progress(Status(done, len(sentences), name))

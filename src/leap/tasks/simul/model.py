@@ -21,7 +21,7 @@ from leap.runtime.streaming.vocabulary import BOS, EOS, PAD
 from leap.tasks.files import check_logits, check_one_run, check_weights, reading_model
 from leap.tasks.mechanism import AttentionOptions
 from leap.tasks.simul.vocabulary import Vocabulary, load_vocabulary
-from leap.training import quiet
+from leap.training import DeviceName, check_size, quiet
 
 Translator = LeapformerForSeq2SeqLM | LeapformerForSpeechSeq2Seq
 
@@ -74,10 +74,9 @@ LONGEST = 512
 """Subwords that `generate` writes at most, unless told otherwise; Hugging Face's own 20 are few."""
 
 
-def check_model(config: ModelConfig) -> None:
+def check_model(config: ModelConfig, device: DeviceName | None = None) -> None:
     """Refuse settings that make no model, before there are sentences or a vocabulary."""
-    with torch.device("meta"):  # No weights are made.
-        build_model(config, range(1000))
+    check_size(lambda: build_model(config, range(1000)), device)
 
 
 def build_model(config: ModelConfig, vocabulary: Sized, n_bins: int | None = None) -> Translator:

@@ -83,7 +83,7 @@ def train(config: TrainConfig, progress: Progress = silent) -> dict[str, Any]:
     Returns:
         The results, as metrics.json has them.
     """
-    check_model(config)
+    check_model(config, config.device)
     settings = asdict(config)
     for name in ("output", "device"):
         settings.pop(name)
