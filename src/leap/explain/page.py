@@ -22,7 +22,7 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto
 table { border-collapse: collapse } td, th { padding: .2rem .8rem; text-align: right }
 td:first-child, th:first-child { text-align: left } tr { border-bottom: 1px solid #ddd }
 pre { background: #f7f7f7; color: #000; padding: .8rem; white-space: pre-wrap }
-img { max-width: 100% }
+img { max-width: 100%; margin-top: 1rem }
 """
 
 

@@ -8,7 +8,7 @@ from leap.bench.decode import measure_models
 from leap.errors import ConfigError
 from leap.tasks.lm import demo as demonstrating
 from leap.tasks.lm.compare import Row
-from leap.tasks.lm.demo import DemoConfig, Learner, cost_table, demo
+from leap.tasks.lm.demo import DemoConfig, Learner, conclusion, cost_table, demo
 
 
 @pytest.fixture
@@ -61,6 +61,7 @@ def test_both_models_learn_and_the_report_shows_it(small, shapes_unchecked):
     assert "layer 0: leap, window of 4" in page
     for column in ("tokens read", "leap, ms", "softmax / leap", "softmax, bytes kept"):
         assert f"<th>{column}" in page
+    assert conclusion(learners) in page
     assert len(written.tokens) > 0
 
 
@@ -79,6 +80,10 @@ def test_costs_are_told_as_ratios_of_one_run():
         ["8", "2.00", "1.00", "0.50", "1,000", "64"],
         ["64", "2.00", "18.00", "9.00", "1,000", "4,096"],
     ]
+    assert conclusion([leap, softmax]) == (
+        "After 64 tokens, one more takes softmax 9.0 times the time that it takes LEAP, and "
+        "softmax keeps 4 times as much."
+    )
 
 
 def test_the_longest_text_shows_what_a_state_is_good_for():

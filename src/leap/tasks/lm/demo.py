@@ -145,7 +145,7 @@ def _comparison(config: DemoConfig) -> CompareConfig:
 
 
 def _untrained(run: TrainConfig) -> float:
-    """Perplexity per token of the untrained model, on the start of the held-out text."""
+    """Perplexity per token before the first step, on the start of the held-out text."""
     texts = prepare(run, run_folder(run))
     set_seed(run.seed)
     model = build_model(run, texts.tokenizer, run.length)
@@ -164,6 +164,18 @@ def cost_table(learners: Sequence[Learner]) -> Table:
         rows[-1] += [f"{times[-1] / first:.2f}"]
         rows[-1] += [f"{learner.state_bytes[context]:,}" for learner in learners]
     return Table("One more token, CPU time on one thread", columns, rows)
+
+
+def conclusion(learners: Sequence[Learner]) -> str:
+    """What the longest text says of softmax beside LEAP."""
+    leap, softmax = learners
+    longest = max(leap.milliseconds)
+    slower = softmax.milliseconds[longest] / leap.milliseconds[longest]
+    larger = softmax.state_bytes[longest] / leap.state_bytes[longest]
+    return (
+        f"After {longest:,} tokens, one more takes softmax {slower:.1f} times the time that it "
+        f"takes LEAP, and softmax keeps {larger:,.0f} times as much."
+    )
 
 
 def _page(
@@ -202,11 +214,12 @@ has rotary ones.
 <p>{len(written.tokens)} tokens{"" if speed is None else f", {speed:.0f} per second"}, from "def ".
 <pre>{html.escape("def " + written.text)}</pre>
 <h2>What it attends to</h2>
-<p>The share of each piece in what the last token takes, layer by layer, the mean of the heads.
-Darker is more.
+<p>The share of each token in what the last one takes, layer by layer, the mean of the heads. Darker
+is more.
 {layers}
 <h2>What one more token costs</h2>
-<p>CPU time on one thread, both models by turns; and what either keeps of the text.
+<p>CPU time on one thread, both models by turns, softmax's divided by LEAP's; and what either keeps
+of the text. {conclusion(learners)}
 <table><tr>{head}{body}</table>
 <img alt="cost of a token" src="{embedded(_plot_costs(learners))}">
 """
