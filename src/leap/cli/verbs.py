@@ -94,7 +94,6 @@ VERBS = {
                 ),
                 ("bench attention --lengths 32768 65536 --windows", "longer, LEAP without windows"),
                 ("bench attention --backend torch", "without the native library"),
-                ("bench attention --device cuda --dtype bfloat16", "on a GPU, beside its kernels"),
             ],
         ),
         "decode": Verb(
