@@ -1,6 +1,7 @@
 /* All ops, compiled once for each instruction set: `-DSET=avx2` names the one of this time. */
 
 #include "additive.h"
+#include "block.h"
 #include "causal.h"
 #include "kernels.h"
 #include "step.h"
@@ -42,9 +43,33 @@ void step_rows(const void *call, float *, Rows next, void *from) {
     for (int64_t row; (row = next(from)) >= 0;) op.run(a, row);
 }
 
+int64_t blocks_scratch(const Block *blocks, int64_t n, int64_t batch) {
+    int64_t most = 0;
+    for (int64_t i = 0; i < n; i++) {
+        Memory m{nullptr};
+        OneToken(blocks[i], (int)batch, m);
+        most = m.used > most ? m.used : most;
+    }
+    return most;
+}
+
+void through_blocks(const Block *blocks, const Past *past, int64_t n, int64_t batch, float *x, float *scratch) {
+    for (int64_t i = 0; i < n; i++) {
+        Memory m{scratch};
+        OneToken(blocks[i], (int)batch, m).run(past[i], x);
+    }
+}
+
+int64_t one_linear_scratch(const Linear *layer, int64_t rows) { return linear_scratch(rows, layer->n_in); }
+
+void one_linear(const Linear *layer, int64_t rows, const float *x, float *y, float *scratch) {
+    linear(*layer, (int)rows, x, layer->n_in, y, layer->n_out, scratch);
+}
+
 } // namespace
 
 #define NAMED(set) kernels_##set
 #define OF(set) NAMED(set)
 extern const Kernels OF(SET) = {causal_scratch, rows<Forward>, rows<Backward>, step_rows,
-                                  additive_scratch, additive_rows<&Additives::forward>, additive_rows<&Additives::backward>};
+                                  additive_scratch, additive_rows<&Additives::forward>, additive_rows<&Additives::backward>,
+                                  blocks_scratch, through_blocks, one_linear_scratch, one_linear};

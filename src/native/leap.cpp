@@ -78,7 +78,8 @@ void share_out(Share share, const void *call, int64_t n_rows, float *scratch, in
 
 extern "C" {
 
-const int64_t leap_interface[4] = {LEAP_INTERFACE, sizeof(Causal), sizeof(Step), sizeof(Additive)};
+const int64_t leap_interface[7] = {LEAP_INTERFACE,   sizeof(Causal), sizeof(Step),  sizeof(Additive),
+                                   sizeof(Block), sizeof(Past),   sizeof(Linear)};
 
 const char *leap_instructions(void) { return in_use().name; }
 
@@ -102,6 +103,20 @@ void leap_causal_backward(const Causal *call, float *scratch, int threads) {
 
 void leap_step(const Step *call, int threads) {
     share_out(in_use().kernels->step, call, call->batch * call->heads, nullptr, 0, threads);
+}
+
+int64_t leap_blocks_scratch(const Block *blocks, int64_t n, int64_t batch) {
+    return in_use().kernels->blocks_scratch(blocks, n, batch);
+}
+
+void leap_blocks(const Block *blocks, const Past *past, int64_t n, int64_t batch, float *x, float *scratch) {
+    in_use().kernels->blocks(blocks, past, n, batch, x, scratch);
+}
+
+int64_t leap_linear_scratch(const Linear *layer, int64_t rows) { return in_use().kernels->linear_scratch(layer, rows); }
+
+void leap_linear(const Linear *layer, int64_t rows, const float *x, float *y, float *scratch) {
+    in_use().kernels->linear(layer, rows, x, y, scratch);
 }
 
 int64_t leap_additive_scratch(const Additive *call) { return in_use().kernels->additive_scratch(call); }

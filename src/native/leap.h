@@ -50,6 +50,49 @@ typedef struct {
     View o;
 } Step;
 
+/* y = x weight^T + bias, with weights [n_out, n_in]; null weights where there is no such layer. See linear.h. */
+typedef struct {
+    const float *weight, *bias; /* bias: or null */
+    int64_t n_in, n_out;
+} Linear;
+
+typedef struct {
+    const float *weight, *bias; /* bias: or null */
+    double eps;
+} Norm;
+
+enum { NO_PLACES = 0, TRAVELLED = 1, LEARNED = 2 };
+
+/* A block of a transformer around causal linear attention; see block.h. */
+typedef struct {
+    int64_t width, heads, features, values; /* features, values: of a head */
+    int64_t map_q, map_k;
+    double map_scale, map_limit, eps;
+    double query_divisor;
+    int64_t normalise;
+    int64_t places, clocks;  /* how scores are re-weighted; clocks of a head, for TRAVELLED */
+    int64_t from_features;   /* whether nets of LEARNED see features, or what they are made of */
+    int64_t taps;            /* 2 or more; 0: no convolution */
+    Norm attention_norm, feed_forward_norm;
+    Norm head_norm;          /* in place of the denominator; null weights for none */
+    Linear q, k, v, o, gate, output_gate;
+    Linear steps[2];         /* the second alone for a single layer; neither for steps of 1 */
+    Linear q_place[2], k_place[2];
+    Linear up, down;
+    const float *log_frequency; /* [h, m] */
+    const float *convolution;   /* [2 h f + h e, taps] */
+    const double *rate;         /* [h], by which logs of gates fall at each token; or null */
+} Block;
+
+/* What a block keeps of the past, before and after; null where it has no such thing. */
+typedef struct {
+    const double *kv, *k_sum;         /* [b, h, r f, e] and [b, h, r f] */
+    const double *log_decay, *angle;  /* [b, h] and [b, h, m] */
+    const float *tokens;              /* [b, taps - 1, 2 h f + h e] */
+    double *kv_after, *k_sum_after, *log_decay_after, *angle_after;
+    float *tokens_after;
+} Past;
+
 /* Additive attention and its gradients; see additive.h. */
 typedef struct {
     int64_t batch, heads, tokens, past, values, window; /* window 0: all that came before */
@@ -66,14 +109,15 @@ typedef struct {
     float *dpast_focus, *dpast_v, *dpast_mass; /* [b, h, k, ...] */
 } Additive;
 
-#define LEAP_INTERFACE 1 /* Another number whenever fields change their meaning. */
+#define LEAP_INTERFACE 2 /* Another number whenever fields change their meaning. */
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* What a caller must have been written for: LEAP_INTERFACE, and the sizes of Causal, Step and Additive. */
-extern const int64_t leap_interface[4];
+/* What a caller must have been written for: LEAP_INTERFACE, and the sizes of Causal, Step, Additive,
+Block, Past and Linear. */
+extern const int64_t leap_interface[7];
 
 /* The name of the instruction set in use, or null where this processor has none that was compiled. */
 const char *leap_instructions(void);
@@ -88,6 +132,12 @@ int64_t leap_additive_scratch(const Additive *call);
 void leap_additive(const Additive *call, float *scratch, int threads);
 void leap_additive_backward(const Additive *call, float *scratch, int threads);
 void leap_step(const Step *call, int threads);
+/* One token of each row through blocks, one after the other: x [b, width] is what goes in and comes out. */
+int64_t leap_blocks_scratch(const Block *blocks, int64_t n, int64_t batch);
+void leap_blocks(const Block *blocks, const Past *past, int64_t n, int64_t batch, float *x, float *scratch);
+/* Rows x [rows, n_in] through a linear layer. */
+int64_t leap_linear_scratch(const Linear *layer, int64_t rows);
+void leap_linear(const Linear *layer, int64_t rows, const float *x, float *y, float *scratch);
 
 #ifdef __cplusplus
 }

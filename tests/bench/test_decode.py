@@ -104,7 +104,12 @@ def test_only_the_models_chosen_are_measured():
 def test_tables_give_time_speed_flatness_state_and_the_comparison():
     results = [
         decode.DecodeResult(
-            model=name, context=context, seconds=taken, state_bytes=2048, turns=(taken,)
+            model=name,
+            context=context,
+            seconds=taken,
+            state_bytes=2048,
+            turns=(taken,),
+            way="fused",
         )
         for context, times in ((1024, (0.002, 0.001)), (4096, (0.0021, 0.03)))
         for name, taken in zip(("leap", "gpt2"), times, strict=True)
@@ -120,6 +125,17 @@ def test_tables_give_time_speed_flatness_state_and_the_comparison():
     assert flatness.rows == [["leap", "1.00", "1.05"], ["gpt2", "1.00", "30"]]
     assert state.rows[0] == ["leap", "2.0", "2.0"]
     assert compared.rows == [["leap", "0.50x", "14x"]]
+
+
+def test_rows_and_what_generate_writes_are_measured_too():
+    settings = {"contexts": (9,), "models": ("leapformer", "gpt2"), "batch": 3, "generate": 2}
+    made = measure(replace(TINY, **settings))
+    assert all(len(r.turns) <= TINY.repeats for r in made.results)
+    time, speed, *_ = decode_report.tables(made)
+    assert time.title.endswith("for a token of each of 3 rows")
+    assert float(speed.rows[0][1]) == pytest.approx(3 / made.results[0].seconds, rel=0.1)
+    text = decode_report.describe(made)
+    assert "batch 3" in text and "the mean of 2 tokens" in text and "leapformer: " in text
 
 
 def test_files_are_written_and_say_how_it_was_measured(report, tmp_path):
@@ -150,6 +166,7 @@ def test_the_plot_names_its_axes_with_units_and_every_model(report):
         ({"contexts": ()}, "nothing to measure"),
         ({"contexts": (256, 0)}, r"contexts=\(256, 0\) must be at least 1"),
         ({"chunk": 0}, "chunk=0 must be at least 1"),
+        ({"generate": -1}, "generate=-1 tokens cannot be written"),
         ({"budget": 0.0}, "budget=0.0 must be more than 0"),
         ({"budget": math.inf}, "budget=inf must be more than 0"),
         ({"models": ("gtp2",)}, "'gtp2'; there are leapformer, .*, gpt2"),

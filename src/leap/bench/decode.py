@@ -7,17 +7,19 @@ instead: a step costs the same whatever they hold. The cache is a `DynamicCache`
 uses by default, and it copies the keys and values it holds as it takes the new ones in; that is
 part of the time.
 
-What is timed is the forward of one token on top of the cache, with the logits of the next, and
-not `generate()`, whose own cost is the same for all. Every step begins from the same cache, so the
-context does not grow from turn to turn.
+What is timed is the forward of one token on top of the cache, with the logits of the next, or a
+few tokens by `generate()`, whose own cost is the same for all. Every turn begins from the same
+cache, so the context does not grow.
 
 All models are measured in one run, by turns (see `leap.bench.run`).
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,10 @@ class DecodeConfig(TurnsConfig):
     """Models to measure: gpt2, or ours by the name of their attention. LEAP's has windows."""
     preset: str = "small"
     """Sizes of all models: tiny, small, 140m, 247m or 350m."""
+    batch: int = 1
+    """Rows that are written at once."""
+    generate: int = 0
+    """Tokens to write by generate(), whose mean time is told; 0 for the bare step."""
     chunk: int = 2048
     """Tokens our models read at once; no matter to what is timed."""
     repeats: int = 30
@@ -68,7 +74,9 @@ class DecodeConfig(TurnsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_at_least_one("contexts", "chunk")
+        self.check_at_least_one("contexts", "chunk", "batch")
+        if self.generate < 0:
+            raise ConfigError(f"generate={self.generate} tokens cannot be written; give 0 or more")
         if not self.contexts or not self.models:
             raise ConfigError("nothing to measure: give at least one context and one model")
         known = (*usable_as("causal"), GPT2)
@@ -79,7 +87,8 @@ class DecodeConfig(TurnsConfig):
 
     def sizes(self, **changes: Any) -> LeapformerConfig:
         """The preset, for the longest context."""
-        return sizes(self.preset, max(*self.contexts, N_TOKENS_CHECKED) + 1, **changes)
+        longest = max(*self.contexts, N_TOKENS_CHECKED) + 1 + self.generate
+        return sizes(self.preset, longest, **changes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +98,9 @@ class DecodeResult(Timed):
     model: str
     context: int
     state_bytes: int
-    """Memory of what the model keeps of the context."""
+    """Memory of what the model keeps of the contexts of all rows."""
+    way: str
+    """How a token goes through the layers: fused, or why it is not."""
 
 
 DecodeReport = Report[DecodeConfig, DecodeResult]
@@ -143,13 +154,19 @@ def _after_each(
                 steps.end()
         # GPT-2's long cache leaves nothing of the next model's weights in the processor's, which
         # is not how a text is written: there a step follows a step of the same model.
-        calls = {name: decoder.step for name, decoder in decoders.items()}
+        calls: dict[str, Any] = {
+            name: partial(decoder.write, config.generate) if config.generate else decoder.step
+            for name, decoder in decoders.items()
+        }
         for name, timed in time_by_turns(calls, steps, f"context of {context}", config).items():
+            n_tokens = max(config.generate, 1)
             yield DecodeResult(
                 model=name,
                 context=context,
                 state_bytes=decoders[name].state_bytes,
-                **vars(timed),
+                way=decoders[name].way,
+                seconds=timed.seconds / n_tokens,
+                turns=tuple(each / n_tokens for each in timed.turns),
             )
 
 
@@ -158,7 +175,7 @@ class Decoder:
 
     def __init__(self, model: Any, config: DecodeConfig) -> None:
         self.model = model.eval().to(config.chosen_device())
-        self.chunk = config.chunk
+        self.chunk, self.batch = config.chunk, config.batch
         self.random = torch.Generator().manual_seed(config.seed)
         self.token = self.tokens(1)
         self.forget()
@@ -166,14 +183,16 @@ class Decoder:
     def forget(self) -> None:
         """Begin again, before the first token."""
         self.cache: Any = self.empty_cache()
+        self.n_read = 0
 
     def empty_cache(self) -> Any:
         """The cache before the first token."""
         return StateCache(self.model.config.n_layer)
 
     def tokens(self, n: int) -> Tensor:
-        """Random ones, `[1, n]`."""
-        drawn = torch.randint(self.model.config.vocab_size, (1, n), generator=self.random)
+        """Random ones, `[b, n]`."""
+        size = (self.batch, n)
+        drawn = torch.randint(self.model.config.vocab_size, size, generator=self.random)
         return drawn.to(self.model.device)
 
     def parts(self, before: int, context: int) -> list[int]:
@@ -187,18 +206,46 @@ class Decoder:
 
     def feed(self, tokens: Tensor) -> None:
         """Read these tokens on top of the cache."""
+        self.n_read += tokens.shape[1]
         self.model(tokens, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
 
     def step(self, token: Tensor | None = None) -> Tensor:
-        """Logits `[1, 1, vocabulary]` after one more token, which the cache then forgets."""
+        """Logits `[b, 1, vocabulary]` after one more token, which the cache then forgets."""
+        with self._forgetting():
+            token = self.token if token is None else token
+            return self.model(token, past_key_values=self.cache, use_cache=True).logits
+
+    def write(self, n_tokens: int) -> None:
+        """Write tokens by `generate()`, greedily, which the cache then forgets."""
+        # `generate` wants all tokens, and passes on those that the cache has not read.
+        tokens = self.token.expand(-1, self.n_read + 1)
+        with self._forgetting():
+            self.model.generate(
+                tokens,
+                attention_mask=torch.ones_like(tokens),
+                past_key_values=self.cache,
+                max_new_tokens=n_tokens,
+                min_new_tokens=n_tokens,
+                do_sample=False,
+                pad_token_id=0,
+            )
+
+    @contextmanager
+    def _forgetting(self) -> Iterator[None]:
         kept = self.cache.layers
         # Layers of both kinds of cache replace the tensors they hold and never write into them.
         self.cache.layers = [copy(layer) for layer in kept]
-        output = self.model(
-            self.token if token is None else token, past_key_values=self.cache, use_cache=True
-        )
-        self.cache.layers = kept
-        return output.logits
+        try:
+            yield
+        finally:
+            self.cache.layers = kept
+
+    @property
+    def way(self) -> str:
+        """How one more token goes through the layers."""
+        body: Any = self.model.model
+        reason = body.step_refusal(body.embed_tokens(self.token), self.cache)
+        return "fused" if reason is None else f"not fused: {reason}"
 
     @property
     def state_bytes(self) -> int:
@@ -219,11 +266,17 @@ class GPT2Decoder(Decoder):
 
     def read(self, n_tokens: int) -> None:
         """Put random keys and values into the cache."""
+        self.n_read += n_tokens
         config = self.model.config
-        shape = (1, config.n_head, n_tokens, config.n_embd // config.n_head)
+        shape = (self.batch, config.n_head, n_tokens, config.n_embd // config.n_head)
         for i in range(config.n_layer):
             keys, values = (torch.randn(shape, generator=self.random) for _ in "kv")
             self.cache.update(keys.to(self.model.device), values.to(self.model.device), i)
+
+    @property
+    def way(self) -> str:
+        """How one more token goes through the layers."""
+        return "not fused: it is not ours"
 
     @property
     def state_bytes(self) -> int:

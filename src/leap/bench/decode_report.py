@@ -17,9 +17,11 @@ def tables(report: DecodeReport) -> list[Table]:
     """Time of a token, how flat it is, how it compares with GPT-2, and the size of the state."""
     results = {(r.model, r.context): r for r in report.results}
     shortest = min(context for _, context in results)
+    batch = report.config.batch
+    of = "per token" if batch == 1 else f"for a token of each of {batch} rows"
     found = [
-        tabulate(f"milliseconds of {report.machine['clock']} per token", milliseconds(report)),
-        tabulate("tokens per second", {case: 1 / r.seconds for case, r in results.items()}),
+        tabulate(f"milliseconds of {report.machine['clock']} {of}", milliseconds(report)),
+        tabulate("tokens per second", {case: batch / r.seconds for case, r in results.items()}),
         tabulate(
             f"time per token over that at a context of {shortest} (1 is flat)",
             {
@@ -53,9 +55,13 @@ def describe(report: DecodeReport) -> str:
     sizes = report.config.sizes()
     text = (
         f"{sizes.n_layer} layers of width {sizes.hidden_size}, {sizes.n_head} heads, "
-        f"{sizes.vocab_size} tokens in the vocabulary, batch 1, float32; "
+        f"{sizes.vocab_size} tokens in the vocabulary, batch {report.config.batch}, float32; "
         f"{where(report.machine)}, transformers {report.machine['transformers']}."
     )
+    if report.config.generate:
+        text += f" Through generate(): the mean of {report.config.generate} tokens, greedily."
+    ways = {r.model: r.way for r in report.results if r.model != GPT2}
+    text += "".join(f" {name}: {way}." for name, way in ways.items())
     if GPT2 in report.config.models:
         text += (
             " GPT-2's KV cache was filled with random numbers, as reading the context would "

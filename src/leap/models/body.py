@@ -23,6 +23,7 @@ from leap.layers import Block, DecayGate, Dropout, LeapAttention, LearnedProport
 from leap.layers.attention import Form, token_positions
 from leap.layers.convolution import ShortConvolution
 from leap.layers.equalise import equalised
+from leap.layers.fused import FusedBlocks
 from leap.layers.gate import WEIGHT_STD, ForgetGate
 from leap.layers.proportion import HeadLinear
 from leap.layers.travel import UNIT_STEP, Steps
@@ -146,6 +147,7 @@ class LeapformerBody(LeapformerPreTrainedModel):
         self.layers = nn.ModuleList(Layer(config, i, self.form) for i in range(config.n_layer))
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.gradient_checkpointing = False
+        self.fused = FusedBlocks(Layer)
         self.post_init()
 
     def watch(self, options: dict[str, Any]) -> Watch:
@@ -179,6 +181,8 @@ class LeapformerBody(LeapformerPreTrainedModel):
             raise InputError("give either input_ids or inputs_embeds")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         key_mask = real_tokens(attention_mask, x.shape[1])
+        if past is not None and x.shape[1] == 1 and self.step_refusal(x, past, key_mask) is None:
+            return self.norm(self._step(x, past))
         if position_ids is None:
             state = None if past is None else past.layers[0].state
             alike = state is None and key_mask is None  # Then one row is looked up for all.
@@ -205,6 +209,29 @@ class LeapformerBody(LeapformerPreTrainedModel):
                 x, state = layer(x, state, **inputs)
                 past.layers[i].put(state, x.shape[1])
         return self.norm(x)
+
+    def step_refusal(
+        self, x: Tensor, past: StateCache, key_mask: Tensor | None = None
+    ) -> str | None:
+        """Why one more token goes through the layers one by one; None if one call does it all.
+
+        Args:
+            x: embeddings `[b, 1, hidden_size]`.
+            past: to go on from.
+            key_mask: true at real tokens, if there are others.
+        """
+        if self.embed_positions is not None:
+            return "positions are added to embeddings"
+        if self.dropout.training and self.dropout.p:
+            return "in training it has no dropout; call model.eval()"
+        states = [layer.state for layer in past.layers]
+        return self.fused.refusal(self.layers, x, states, key_mask)
+
+    def _step(self, x: Tensor, past: StateCache) -> Tensor:
+        x, states = self.fused.step(x, [layer.state for layer in past.layers])
+        for layer, state in zip(past.layers, states, strict=True):
+            layer.put(state, 1)
+        return x
 
     def _check_positions(self, positions: Tensor, past: StateCache | None) -> None:
         if self.config.position_embedding != "learned" or traces():

@@ -22,7 +22,9 @@ from leap.errors import FileError, InputError
 from leap.models.body import LeapformerBody, LeapformerPreTrainedModel, packed_at
 from leap.models.cache import StateCache
 from leap.models.config import FastformerLMConfig, LeapConfig, LeapformerConfig
-from leap.models.loss import IGNORED, head_cross_entropy
+from leap.models.loss import IGNORED, head_cross_entropy, is_plain
+from leap.ops import backends
+from leap.ops.native import linear as native_linear
 
 
 class LeapformerModel(LeapformerBody):
@@ -148,7 +150,14 @@ class LeapformerForCausalLM(LeapformerPreTrainedModel, GenerationMixin):
 
     def head(self, x: Tensor) -> Tensor:
         """Logits of the next token, of hidden states."""
-        return self._adaptive.log_probabilities(x) if self.lm_head is None else self.lm_head(x)
+        head = self.lm_head
+        if head is None:
+            return self._adaptive.log_probabilities(x)
+        if backends.named() in (None, "native") and is_plain(head, nn.Linear):
+            weight, bias = head.weight, head.bias
+            if native_linear.refusal(x, weight, bias) is None:
+                return native_linear.linear(x, weight, bias)
+        return head(x)
 
     @property
     def _adaptive(self) -> Any:

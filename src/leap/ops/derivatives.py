@@ -20,6 +20,19 @@ def transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+def followed(x: Tensor) -> bool:
+    """Whether somebody may look at the operations of a call: autograd, a compiler, or a mode."""
+    return (
+        torch.compiler.is_compiling()
+        or torch.is_grad_enabled()
+        or type(x) not in (Tensor, torch.nn.Parameter)
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._len_torch_function_stack() > 0
+        or torch.is_autocast_enabled(x.device.type)
+        or transformed()
+    )
+
+
 def differentiable_again() -> bool:
     """Whether a backward pass must itself be differentiable."""
     return torch.is_grad_enabled() or transformed()

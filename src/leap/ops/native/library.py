@@ -4,7 +4,7 @@ Its structs are those of src/native/leap.h, field by field.
 """
 
 import ctypes
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 LIBRARY, REASON = "libleap.so", "not-built.txt"
-INTERFACE = 1  # LEAP_INTERFACE in src/native/leap.h.
+INTERFACE = 2  # LEAP_INTERFACE in src/native/leap.h.
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.bool: 0}
 LEAST_WORK = 2**22  # Multiplications below which a second thread costs more than it brings.
 
@@ -61,6 +61,47 @@ class Step(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("kv", "k_sum", "kv_after", "k_sum_after")),
         ("o", View),
     )
+
+
+class Linear(ctypes.Structure):
+    """A linear layer; of null weights where there is none."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("weight", "bias")),
+        *((name, ctypes.c_int64) for name in ("n_in", "n_out")),
+    )
+
+
+class Norm(ctypes.Structure):
+    """A norm; of null weights where there is none."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("weight", "bias")),
+        ("eps", ctypes.c_double),
+    )
+
+
+class Block(ctypes.Structure):
+    """A block of a transformer around causal linear attention."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("width", "heads", "features", "values")),
+        *((name, ctypes.c_int64) for name in ("map_q", "map_k")),
+        *((name, ctypes.c_double) for name in ("map_scale", "map_limit", "eps", "query_divisor")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("normalise", "places", "clocks", "from_features", "taps")
+        ),
+        *((name, Norm) for name in ("attention_norm", "feed_forward_norm", "head_norm")),
+        *((name, Linear) for name in ("q", "k", "v", "o", "gate", "output_gate")),
+        *((name, Linear * 2) for name in ("steps", "q_place", "k_place")),
+        *((name, Linear) for name in ("up", "down")),
+        *((name, ctypes.c_void_p) for name in ("log_frequency", "convolution", "rate")),
+    )
+
+
+PAST = ("kv", "k_sum", "log_decay", "angle", "tokens")
+"""What a block keeps, in the order of the struct Past: all before, then all after."""
 
 
 class Additive(ctypes.Structure):
@@ -151,9 +192,11 @@ def load(folder: Path) -> tuple[ctypes.CDLL | None, str | None]:
         library = ctypes.CDLL(str(folder / LIBRARY))
     except OSError as error:
         return None, f"the library does not load ({error})"
-    expected = [INTERFACE, *(ctypes.sizeof(kind) for kind in (Causal, Step, Additive))]
+    past = 2 * len(PAST) * ctypes.sizeof(ctypes.c_void_p)
+    sizes = [ctypes.sizeof(kind) for kind in (Causal, Step, Additive, Block)]
+    expected = [INTERFACE, *sizes, past, ctypes.sizeof(Linear)]
     try:
-        found = list((ctypes.c_int64 * 4).in_dll(library, "leap_interface"))
+        found = list((ctypes.c_int64 * len(expected)).in_dll(library, "leap_interface"))
     except ValueError:
         found = []
     if found != expected:
@@ -161,6 +204,12 @@ def load(folder: Path) -> tuple[ctypes.CDLL | None, str | None]:
     library.leap_instructions.restype = ctypes.c_char_p
     library.leap_causal_scratch.restype = ctypes.c_int64
     library.leap_additive_scratch.restype = ctypes.c_int64
+    library.leap_blocks_scratch.restype = library.leap_linear_scratch.restype = ctypes.c_int64
+    any_, number = ctypes.c_void_p, ctypes.c_int64
+    library.leap_blocks_scratch.argtypes = any_, number, number
+    library.leap_blocks.argtypes = any_, any_, number, number, any_, any_
+    library.leap_linear_scratch.argtypes = any_, number
+    library.leap_linear.argtypes = any_, number, any_, any_, any_
     if library.leap_instructions() is None:
         return None, "this processor has none of the instruction sets that it was compiled for"
     return library, None
@@ -210,6 +259,27 @@ def run_additive(call: Additive, *, backward: bool, like: Tensor, work: int) -> 
 def run_step(call: Step, work: int) -> None:
     """Run a step whose struct is filled in."""
     _loaded().leap_step(ctypes.byref(call), n_threads(work, call.batch * call.heads))
+
+
+def run_blocks(blocks: ctypes.Array[Block], past: Sequence[int | None], x: Tensor) -> None:
+    """One token of each row of x, `[b, width]`, through blocks, which write into x.
+
+    Args:
+        blocks: as they are filled in.
+        past: addresses of what each keeps, as `PAST` says.
+        x: what goes in and comes out.
+    """
+    library, rows = _loaded(), x.shape[0]
+    given = (ctypes.c_void_p * len(past))(*past)
+    scratch = x.new_empty(library.leap_blocks_scratch(blocks, len(blocks), rows))
+    library.leap_blocks(blocks, given, len(blocks), rows, x.data_ptr(), scratch.data_ptr())
+
+
+def run_linear(layer: Linear, x: Tensor, y: Tensor) -> None:
+    """Rows of x, `[rows, n_in]`, through a linear layer."""
+    library, rows = _loaded(), x.shape[0]
+    scratch = x.new_empty(library.leap_linear_scratch(ctypes.byref(layer), rows))
+    library.leap_linear(ctypes.byref(layer), rows, x.data_ptr(), y.data_ptr(), scratch.data_ptr())
 
 
 def refuses(tensors: Iterable[Tensor | None]) -> str | None:
