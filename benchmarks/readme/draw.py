@@ -26,7 +26,7 @@ def main(picture: Path = HERE / "cost.png") -> None:
     for name in ("gpt2", "leap", "leapformer"):
         rows = [row for row in tokens if row["model"] == name]
         line(left, name, [(row["context"], 1000 * row["seconds"]) for row in rows])
-    left.set(title="one more token, ms of CPU time", xlabel="tokens read before", ylim=(3, 200))
+    left.set(title="one more token, ms of CPU time", xlabel="tokens read before", ylim=(1, 200))
 
     passes = [row for row in recorded("attention") if row["passes"] == "forward+backward"]
     for name in ("softmax", "leap", "leapformer"):

@@ -3,6 +3,7 @@
 #include "additive.h"
 #include "block.h"
 #include "causal.h"
+#include "convolution.h"
 #include "kernels.h"
 #include "step.h"
 
@@ -43,6 +44,18 @@ void step_rows(const void *call, float *, Rows next, void *from) {
     for (int64_t row; (row = next(from)) >= 0;) op.run(a, row);
 }
 
+int64_t convolution_scratch(const Convolution *call) {
+    Memory m{nullptr};
+    Convolutions(*call, m);
+    return m.used;
+}
+
+template <void (Convolutions::*run)(int64_t)> void convolution_rows(const void *call, float *scratch, Rows next, void *from) {
+    Memory m{scratch};
+    Convolutions op(*(const Convolution *)call, m);
+    for (int64_t row; (row = next(from)) >= 0;) (op.*run)(row);
+}
+
 int64_t blocks_scratch(const Block *blocks, int64_t n, int64_t batch) {
     int64_t most = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -72,4 +85,5 @@ void one_linear(const Linear *layer, int64_t rows, const float *x, float *y, flo
 #define OF(set) NAMED(set)
 extern const Kernels OF(SET) = {causal_scratch, rows<Forward>, rows<Backward>, step_rows,
                                   additive_scratch, additive_rows<&Additives::forward>, additive_rows<&Additives::backward>,
+                                  convolution_scratch, convolution_rows<&Convolutions::forward>, convolution_rows<&Convolutions::backward>,
                                   blocks_scratch, through_blocks, one_linear_scratch, one_linear};

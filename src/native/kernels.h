@@ -13,6 +13,8 @@ struct Kernels {
     Share causal, causal_backward, step;
     int64_t (*additive_scratch)(const Additive *call);
     Share additive, additive_backward;
+    int64_t (*convolution_scratch)(const Convolution *call);
+    Share convolution, convolution_backward;
     int64_t (*blocks_scratch)(const Block *blocks, int64_t n, int64_t batch);
     void (*blocks)(const Block *blocks, const Past *past, int64_t n, int64_t batch, float *x, float *scratch);
     int64_t (*linear_scratch)(const Linear *layer, int64_t rows);

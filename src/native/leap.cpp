@@ -78,8 +78,8 @@ void share_out(Share share, const void *call, int64_t n_rows, float *scratch, in
 
 extern "C" {
 
-const int64_t leap_interface[7] = {LEAP_INTERFACE,   sizeof(Causal), sizeof(Step),  sizeof(Additive),
-                                   sizeof(Block), sizeof(Past),   sizeof(Linear)};
+const int64_t leap_interface[8] = {LEAP_INTERFACE,   sizeof(Causal), sizeof(Step),  sizeof(Additive),
+                                   sizeof(Block), sizeof(Past),   sizeof(Linear), sizeof(Convolution)};
 
 const char *leap_instructions(void) { return in_use().name; }
 
@@ -103,6 +103,16 @@ void leap_causal_backward(const Causal *call, float *scratch, int threads) {
 
 void leap_step(const Step *call, int threads) {
     share_out(in_use().kernels->step, call, call->batch * call->heads, nullptr, 0, threads);
+}
+
+int64_t leap_convolution_scratch(const Convolution *call) { return in_use().kernels->convolution_scratch(call); }
+
+void leap_convolution(const Convolution *call, float *scratch, int threads) {
+    share_out(in_use().kernels->convolution, call, call->batch, scratch, leap_convolution_scratch(call), threads);
+}
+
+void leap_convolution_backward(const Convolution *call, float *scratch, int threads) {
+    share_out(in_use().kernels->convolution_backward, call, call->batch, scratch, leap_convolution_scratch(call), threads);
 }
 
 int64_t leap_blocks_scratch(const Block *blocks, int64_t n, int64_t batch) {

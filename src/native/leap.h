@@ -109,15 +109,27 @@ typedef struct {
     float *dpast_focus, *dpast_v, *dpast_mass; /* [b, h, k, ...] */
 } Additive;
 
-#define LEAP_INTERFACE 2 /* Another number whenever fields change their meaning. */
+/* A short causal convolution and its gradients; see convolution.h. All but x lies row after row. */
+typedef struct {
+    int64_t batch, tokens, channels, taps, silu;
+    const float *x; /* [b, t, d], channels side by side */
+    int64_t x_stride[2];
+    const float *weight, *past; /* [d, taps] and [b, taps - 1, d] */
+    float *y;                   /* [b, t, d] */
+    const float *dy;            /* from here on for the backward alone */
+    float *dx, *dpast;
+    double *dweight;            /* [b, taps, d] */
+} Convolution;
+
+#define LEAP_INTERFACE 3 /* Another number whenever fields change their meaning. */
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 /* What a caller must have been written for: LEAP_INTERFACE, and the sizes of Causal, Step, Additive,
-Block, Past and Linear. */
-extern const int64_t leap_interface[7];
+Block, Past, Linear and Convolution. */
+extern const int64_t leap_interface[8];
 
 /* The name of the instruction set in use, or null where this processor has none that was compiled. */
 const char *leap_instructions(void);
@@ -135,6 +147,9 @@ void leap_step(const Step *call, int threads);
 /* One token of each row through blocks, one after the other: x [b, width] is what goes in and comes out. */
 int64_t leap_blocks_scratch(const Block *blocks, int64_t n, int64_t batch);
 void leap_blocks(const Block *blocks, const Past *past, int64_t n, int64_t batch, float *x, float *scratch);
+int64_t leap_convolution_scratch(const Convolution *call);
+void leap_convolution(const Convolution *call, float *scratch, int threads);
+void leap_convolution_backward(const Convolution *call, float *scratch, int threads);
 /* Rows x [rows, n_in] through a linear layer. */
 int64_t leap_linear_scratch(const Linear *layer, int64_t rows);
 void leap_linear(const Linear *layer, int64_t rows, const float *x, float *y, float *scratch);

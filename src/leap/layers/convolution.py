@@ -10,7 +10,6 @@ Axes: b batch, t tokens, d channels, n taps.
 """
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -50,10 +49,9 @@ class ShortConvolution(nn.Module):
         cu_seqlens: Int[Tensor, " s"] | None = None,
     ) -> tuple[Float[Tensor, "b t d"], TapState]:
         """Convolve, see `causal_convolution`."""
-        y, after = causal_convolution(
-            x, self.weight, state, key_mask=key_mask, cu_seqlens=cu_seqlens
+        return causal_convolution(
+            x, self.weight, state, key_mask=key_mask, cu_seqlens=cu_seqlens, silu=True
         )
-        return F.silu(y), after
 
 
 @state

@@ -40,7 +40,8 @@ class Backend:
 BACKENDS: dict[str, Backend] = {
     "native": Backend(
         covers="on the CPU, float32 and bfloat16: causal linear attention, with gates per head; "
-        "additive attention; in float32 one more token through all layers of a decoder at once",
+        "additive attention; in float32 the short convolution, and one more token through all "
+        "layers of a decoder at once",
         missing=library.missing,
     ),
     "triton": Backend(

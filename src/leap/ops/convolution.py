@@ -17,8 +17,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from leap.errors import InputError
+from leap.ops import backends
 from leap.ops.backends import traces
 from leap.ops.checks import check_axes, check_floating, check_key_mask, shape
+from leap.ops.native import convolution as native
 from leap.ops.packing import run_packed
 from leap.ops.state import Recurrent, count_tokens, mask_tokens, state
 
@@ -43,6 +45,7 @@ def causal_convolution(
     key_mask: Bool[Tensor, "b t"] | None = None,
     cu_seqlens: Int[Tensor, " s"] | None = None,
     bias: Float[Tensor, " d"] | None = None,
+    silu: bool = False,
 ) -> tuple[Float[Tensor, "b t d"], "TapState"]:
     """Let each token meet the few before it.
 
@@ -55,6 +58,7 @@ def causal_convolution(
         cu_seqlens: where packed sequences begin, and the last one ends. The batch is then 1, and
             the state has a row for each sequence.
         bias: to add to each channel.
+        silu: put what comes out through SiLU, y sigmoid(y).
 
     Returns:
         The convolved tokens, and the state after the last one.
@@ -63,7 +67,9 @@ def causal_convolution(
     if cu_seqlens is not None:
 
         def op(x: Tensor, state: TapState | None, key_mask: Tensor) -> tuple[Tensor, TapState]:
-            y, after = causal_convolution(x.squeeze(1), weight, state, key_mask=key_mask, bias=bias)
+            y, after = causal_convolution(
+                x.squeeze(1), weight, state, key_mask=key_mask, bias=bias, silu=silu
+            )
             return y.unsqueeze(1), after
 
         y, packed = run_packed(op, cu_seqlens, {"x": x.unsqueeze(1)}, state, key_mask)
@@ -75,11 +81,11 @@ def causal_convolution(
     if x.shape[1] == 0:
         return x, after
     if key_mask is None:
-        return _convolve(x, weight, before, bias), after
+        return _convolve(x, weight, before, bias, silu), after
     # With real tokens in front, pads behind them are no more than the end of the sequence.
     order = (~key_mask).int().argsort(dim=1, stable=True).unsqueeze(-1)
     x = mask_tokens(x.unsqueeze(1), key_mask).squeeze(1).take_along_dim(order, dim=1)
-    y = _convolve(x, weight, before, bias)
+    y = _convolve(x, weight, before, bias, silu)
     return y.take_along_dim(order.argsort(dim=1), dim=1), after
 
 
@@ -125,12 +131,15 @@ class TapState(Recurrent):
         )
 
 
-def _convolve(x: Tensor, weight: Tensor, past: TapState, bias: Tensor | None) -> Tensor:
-    # As rows of a picture whose channels lie side by side, where tokens already are: on CPUs the
-    # fastest of torch's ways to do this, forward and backward.
-    x = torch.cat([past.x.to(x.dtype), x], dim=1).transpose(1, 2).unsqueeze(2)
-    y = F.conv2d(x, weight[:, None, None].to(x.dtype), bias, groups=len(weight))
-    return y.squeeze(2).transpose(1, 2)
+def _convolve(x: Tensor, weight: Tensor, past: TapState, bias: Tensor | None, silu: bool) -> Tensor:
+    given = x, weight, past.x
+    of_torch = bias is not None or backends.named() not in (None, "native")
+    if not of_torch and native.refusal(*given) is None:
+        return native.convolve(*given, silu)
+    y = native.plain(*given, silu=silu and bias is None)
+    if bias is None:
+        return y
+    return F.silu(y + bias) if silu else y + bias
 
 
 def _begin(

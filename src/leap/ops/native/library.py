@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 LIBRARY, REASON = "libleap.so", "not-built.txt"
-INTERFACE = 2  # LEAP_INTERFACE in src/native/leap.h.
+INTERFACE = 3  # LEAP_INTERFACE in src/native/leap.h.
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.bool: 0}
 LEAST_WORK = 2**22  # Multiplications below which a second thread costs more than it brings.
 
@@ -102,6 +102,18 @@ class Block(ctypes.Structure):
 
 PAST = ("kv", "k_sum", "log_decay", "angle", "tokens")
 """What a block keeps, in the order of the struct Past: all before, then all after."""
+
+
+class Convolution(ctypes.Structure):
+    """A call of the short convolution."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("batch", "tokens", "channels", "taps", "silu")),
+        ("x", ctypes.c_void_p),
+        ("x_stride", ctypes.c_int64 * 2),
+        *((name, ctypes.c_void_p) for name in ("weight", "past", "y")),
+        *((name, ctypes.c_void_p) for name in ("dy", "dx", "dpast", "dweight")),
+    )
 
 
 class Additive(ctypes.Structure):
@@ -194,7 +206,7 @@ def load(folder: Path) -> tuple[ctypes.CDLL | None, str | None]:
         return None, f"the library does not load ({error})"
     past = 2 * len(PAST) * ctypes.sizeof(ctypes.c_void_p)
     sizes = [ctypes.sizeof(kind) for kind in (Causal, Step, Additive, Block)]
-    expected = [INTERFACE, *sizes, past, ctypes.sizeof(Linear)]
+    expected = [INTERFACE, *sizes, past, ctypes.sizeof(Linear), ctypes.sizeof(Convolution)]
     try:
         found = list((ctypes.c_int64 * len(expected)).in_dll(library, "leap_interface"))
     except ValueError:
@@ -204,6 +216,7 @@ def load(folder: Path) -> tuple[ctypes.CDLL | None, str | None]:
     library.leap_instructions.restype = ctypes.c_char_p
     library.leap_causal_scratch.restype = ctypes.c_int64
     library.leap_additive_scratch.restype = ctypes.c_int64
+    library.leap_convolution_scratch.restype = ctypes.c_int64
     library.leap_blocks_scratch.restype = library.leap_linear_scratch.restype = ctypes.c_int64
     any_, number = ctypes.c_void_p, ctypes.c_int64
     library.leap_blocks_scratch.argtypes = any_, number, number
@@ -253,6 +266,15 @@ def run_additive(call: Additive, *, backward: bool, like: Tensor, work: int) -> 
     size = library.leap_additive_scratch(ctypes.byref(call))
     scratch = like.new_empty(threads * size)
     function = library.leap_additive_backward if backward else library.leap_additive
+    function(ctypes.byref(call), ctypes.c_void_p(scratch.data_ptr()), threads)
+
+
+def run_convolution(call: Convolution, *, backward: bool, like: Tensor, work: int) -> None:
+    """Run a call whose struct is filled in; `like` tells where scratch memory is to be."""
+    library, threads = _loaded(), n_threads(work, call.batch)
+    size = library.leap_convolution_scratch(ctypes.byref(call))
+    scratch = like.new_empty(threads * size)
+    function = library.leap_convolution_backward if backward else library.leap_convolution
     function(ctypes.byref(call), ctypes.c_void_p(scratch.data_ptr()), threads)
 
 
