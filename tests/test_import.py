@@ -36,6 +36,20 @@ for arguments in ("--help", "--version", "bench", *helps):
     assert not {"torch", "transformers", "tyro"} & set(told[-1].split())
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_of_one_word_does_without_torch(name):
+    code = f"""
+from leap.cli import main
+try:
+    main([{name!r}, "--help"])
+except SystemExit:
+    print("modules:", *sys.modules)
+"""
+    told, _, imported = " ".join(python(code)).partition("modules:")
+    assert f"leap {name}" in told
+    assert not {"torch", "transformers"} & set(imported.split())
+
+
 def test_the_functions_do_without_transformers():
     assert "transformers" not in python("import leap.ops\nprint(*sys.modules)")
 
