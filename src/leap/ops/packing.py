@@ -35,7 +35,7 @@ def run_packed(
         op: called as `op(**tokens, state=state, key_mask=mask)` on a padded batch.
         cu_seqlens: where each sequence begins, and where the last one ends, `[n + 1]`.
         tokens: what the op takes, each `[1, h, t, ...]`, by name.
-        state: of `n` rows, one a sequence, or None.
+        state: of `n` rows, one per sequence, or None.
         key_mask: pads inside the sequences, `[1, t]`, or None.
 
     Returns:

@@ -27,6 +27,10 @@ def test_what_is_written_in_turn_is_what_the_schedule_to_train_says(name, chunk)
     assert policy.schedule(6, chunk).tolist() == seen
 
 
+def test_without_a_ratio_states_are_counted_one_by_one():
+    assert WaitK(3).may_write(3, 0) and not WaitK(3).may_write(3, 1)
+
+
 def test_offline_waits_for_the_end():
     assert not read_policy("offline").may_write(10**6, 0)
     assert waiting("offline", 4).schedule(5, 4) is None is wait_schedule(5, "offline")

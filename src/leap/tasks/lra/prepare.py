@@ -58,22 +58,24 @@ class PrepareConfig:
     """Folder to keep them in, each in a folder of its own."""
     source: Path | None = None
     """What to read one task from: an aclImdb folder (text), the archive or folder of CIFAR-10
-    (image), or a folder of Long Range Arena's release (listops, retrieval). [what is at hand]"""
+    (image), or a folder of Long Range Arena's release (listops, retrieval). By default what is at
+    hand."""
     train: int | None = None
-    """Examples to train on. [listops: 96,000, pathfinder: 160,000, else: all]"""
+    """Examples to train on. By default 96,000 of listops, 160,000 of pathfinder, all of others."""
     valid: int | None = None
-    """Examples to choose by, none of them a test. [2,000, 20,000, a tenth of the training set]"""
+    """Examples to validate on, none of them a test. By default 2,000 of listops, 20,000 of
+    pathfinder, and a tenth of the training set of others."""
     test: int | None = None
-    """Examples to test on. [2,000, 20,000, all]"""
+    """Examples to test on. By default 2,000 of listops, 20,000 of pathfinder, all of others."""
     difficulty: Difficulty = "hard"
     """Of Pathfinder: curves of 6, 9 or 14 paddles; of ListOps: up to 127, 499 or 1,999 tokens.
     Long Range Arena reports hard."""
     max_length: int | None = None
-    """Bytes that are read of a text. [4,000]"""
+    """Bytes that are read of a text; by default 4,000."""
     seed: int = 0
-    """What is drawn depends on this and the sizes, and not on the number of workers."""
+    """Random seed. What is drawn depends on it and the sizes, not on the number of workers."""
     workers: int | None = None
-    """Processes that generate. [one for each core]"""
+    """Processes that generate; by default one per core."""
 
     def __post_init__(self) -> None:
         for name in ("train", "valid", "test", "max_length", "workers"):

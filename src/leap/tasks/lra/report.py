@@ -59,7 +59,7 @@ class ReportConfig:
     runs: Path = RUNS
     """Folder that leap lra train wrote to."""
     output: Path | None = None
-    """Folder for report.md, report.csv and report.png. [that of the runs]"""
+    """Folder for report.md, report.csv and report.png; by default that of the runs."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,19 +55,19 @@ class Settings:
     seeds: tuple[int, ...] = (0,)
     """Seeds of the weights and of the order of the data; a run for each."""
     steps: int | None = None
-    """Optimiser steps. [the paper's: 20,000 to 50,000]"""
+    """Optimiser steps; by default the paper's, 20,000 to 50,000."""
     budget: float | None = None
     """Minutes for all runs of this command together, in place of steps: a few are timed, and every
-    run gets as many as fit. [steps count]"""
+    run gets as many as fit. By default there is no limit."""
     batch: int | None = None
-    """Examples in each step. [the paper's: 16 to 256]"""
+    """Examples in each step; by default the paper's, 16 to 256."""
     accumulate: int = 1
     """Parts each batch is computed in: less memory, the same result."""
     learning_rate: float | None = None
-    """Peak learning rate of AdamW. [the paper's: 1e-4 or 2e-4]"""
+    """Peak learning rate of AdamW; by default the paper's, 1e-4 or 2e-4."""
     warmup: float | None = None
-    """Share of the steps in which the learning rate rises; above 1, their number. [the paper's
-    share]"""
+    """Share of the steps in which the learning rate rises; above 1, their number. By default
+    the paper's share."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
     """Learning-rate schedule after the warm-up; in the paper linear."""
     pooling: Pooling = "mean"
@@ -78,11 +78,11 @@ class Settings:
     """Of scores, or of what attentions without scores have instead. The authors' code has 0.1,
     which reaches only two of its attentions."""
     evaluate_every: int | None = None
-    """Steps between looks at the validation set. [20 looks, at least 50 steps apart]"""
+    """Steps between evaluations on the validation set; by default 20 of them, at least 50 apart."""
     valid_examples: int | None = 1000
-    """Examples of the validation set to look at; None for all."""
+    """Examples of the validation set to evaluate on; None for all."""
     test_examples: int | None = None
-    """Examples of the test set to look at. [all]"""
+    """Examples of the test set to evaluate on; by default all."""
     bf16: bool = False
     """Compute in bfloat16 where that is safe."""
     group_by_length: bool = True
@@ -93,7 +93,7 @@ class Settings:
     start: Path | None = None
     """Folder of finished runs of an easier level or of shorter texts, as runs/lra/listops-easy:
     each model begins with the weights that the run of its name and seed ended with, and positions
-    beyond those with new ones. [all weights are new]"""
+    beyond those with new ones. By default all weights are new."""
     data: Path = DATA
     """Folder of prepared tasks."""
     output: Path = RUNS
