@@ -31,6 +31,11 @@ def test_without_a_ratio_states_are_counted_one_by_one():
     assert WaitK(3).may_write(3, 0) and not WaitK(3).may_write(3, 1)
 
 
+def test_what_is_not_given_is_as_in_the_papers():
+    names = [policy().name for policy in (LocalAgreement, AlignAtt, TailMass)]
+    assert names == ["agree-2", "align-2", "tail-0.3"]
+
+
 def test_offline_waits_for_the_end():
     assert not read_policy("offline").may_write(10**6, 0)
     assert waiting("offline", 4).schedule(5, 4) is None is wait_schedule(5, "offline")
@@ -60,7 +65,7 @@ def test_attention_to_what_is_older_than_the_window_is_trusted():
         assert policy.trusts(np.stack([older, newer])).tolist() == [True, False]
 
 
-def test_policies_that_look_at_the_model_have_no_more_pieces_than_states():
+def test_policies_that_look_at_the_model_have_no_more_subwords_than_states():
     for policy in (LocalAgreement(), AlignAtt(), TailMass()):
         assert policy.may_write(3, 2) and not policy.may_write(3, 3)
         with pytest.raises(ConfigError, match="decides as it goes"):
