@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from leap.errors import ConfigError, InputError
+from leap.errors import ConfigError
 from leap.serve.engine import Busy, Done, Failed
 from leap.serve.protocol import Kept
-from leap.serve.sampling import Sampler, Sampling
-from leap.serve.store import Store
 from leap.serve.text import Text
 
 PROMPTS = ["", "Once upon", "a", "To be or not to be, that is the question. " * 4, "Björn"]
@@ -251,16 +249,6 @@ def test_a_state_that_was_evicted_is_told(build, engine_of, ask):
     assert "no longer kept" in gone.wait().message
 
 
-def test_the_store_lets_go_of_what_was_used_longest_ago():
-    store = Store(10)
-    assert store.put("a", 1, 4) and store.put("b", 2, 4)
-    assert store.get("a") == 1
-    assert store.put("c", 3, 4)
-    assert (store.get("b"), store.get("a"), store.n_bytes, len(store)) == (None, 1, 8, 2)
-    assert not store.put("d", 4, 11) and store.get("d") is None
-    assert store.drop("a") and not store.drop("a") and store.n_bytes == 4
-
-
 def test_memory_per_user_stays_as_texts_grow(build, engine_of, ask, told):
     served = build("leapformer")
     engine = engine_of(served)
@@ -269,35 +257,6 @@ def test_memory_per_user_stays_as_texts_grow(build, engine_of, ask, told):
         for n in (1, 50, 300)
     }
     assert len(sizes) == 1
-
-
-@pytest.mark.parametrize("top_p", [1.0, 0.6])
-def test_sampling_follows_the_distribution(top_p):
-    logits = np.log(np.array([0.1, 0.4, 0.2, 0.3], np.float32))
-    sampler = Sampler(Sampling(temperature=1.0, top_p=top_p, seed=0))
-    drawn = np.bincount([sampler.choose(logits) for _ in range(4000)], minlength=4) / 4000
-    expected = [0.1, 0.4, 0.2, 0.3] if top_p == 1 else [0, 4 / 7, 0, 3 / 7]
-    assert drawn == pytest.approx(expected, abs=0.03)
-
-
-def test_a_temperature_close_to_0_is_greedy_and_a_seed_may_be_negative():
-    logits = np.array([1.0, 5.0, -3e38, 4.9], np.float32)
-    for temperature in (0.0, 1e-300, 1e-9):
-        assert Sampler(Sampling(temperature=temperature, seed=-1)).choose(logits) == 1
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"temperature": -1.0}, "temperature=-1.0 must be 0 or more"),
-        ({"temperature": float("nan")}, "temperature=nan must be 0 or more"),
-        ({"top_p": 0.0}, "top_p=0.0 must be more than 0"),
-        ({"seed": 2**64}, "must fit into 64 bits"),
-    ],
-)
-def test_sampling_that_cannot_be_is_refused(settings, message):
-    with pytest.raises(InputError, match=message):
-        Sampling(**settings)
 
 
 def test_users_who_join_leave_and_break_off_at_random_lose_and_leak_nothing(
