@@ -81,7 +81,7 @@ $(STAMP): pyproject.toml constraints.txt hatch_build.py $(wildcard src/native/*)
 	@echo "installing into $(VENV): a few minutes the first time"
 	@# torch on its own first, so that nothing later can bring another build of it.
 	@$(PIP) install -c constraints.txt torch
-	@$(PIP) install --no-warn-conflicts -c constraints.txt -e '.[dev,docs,explain,export,fla,lm,serve,simul,triton]'
+	@$(PIP) install --no-warn-conflicts -c constraints.txt -e '.[app,dev,docs,explain,export,fla,lm,serve,simul,triton]'
 	@# By itself, since it asks for an older tqdm than Hugging Face does, and works with a newer one.
 	@$(PIP) install --no-deps -c constraints.txt simuleval
 	@printf '%s' '$(CURDIR)' > $@

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from typing import Any
 
 TASKS = {
+    "app": "A page in the browser: write, explain, interpret, compare.",
     "backends": "What can compute the ops here, or why it cannot.",
     "bench": "Speed and memory: attentions, training, decoding, streams, server.",
     "explain": "What predictions rest on, where tokens stand.",
@@ -60,6 +61,15 @@ def _load(place: str) -> Any:
 
 
 COMMANDS = {
+    "app": Verb(
+        config="leap.app.config.AppConfig",
+        run="leap.cli.app.app",
+        examples=[
+            ("app --run runs/play", "at http://127.0.0.1:7860"),
+            ("app --run runs/play runs/captions exported/play", "several models, to choose from"),
+            ("app --run runs/play --benchmarks benchmarks --port 0", "at a free port"),
+        ],
+    ),
     "export": Verb(
         config="leap.export.files.ExportConfig",
         run="leap.cli.export.export",

@@ -124,32 +124,50 @@ def serve(config: ServeConfig, started: Callable[[str], None] = lambda url: None
         config: what to serve, and how.
         started: is told the address, once requests are answered.
     """
-    import uvicorn
-
     if config.threads is not None and not is_export(config.run):
         import torch
 
         torch.set_num_threads(config.threads)
     app = build(config)
-    listening = _listen(config.host, config.port)
+    with listen(config.host, config.port) as listening:
+        run_server(app, listening, started, grace=config.grace, ws_max_size=1024 * config.max_body)
+
+
+def run_server(
+    app: Any,
+    listening: socket.socket,
+    started: Callable[[str], None] = lambda url: None,
+    *,
+    grace: int,
+    **settings: Any,
+) -> None:
+    """Run an ASGI application until it is told to stop by Ctrl-C or SIGTERM.
+
+    Args:
+        app: the application.
+        listening: what `listen` gave.
+        started: is told the address, once requests are answered.
+        grace: seconds that what is under way has to end in.
+        settings: more of uvicorn's.
+    """
+    import uvicorn
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             if self.started:
-                host = f"[{config.host}]" if ":" in config.host else config.host
-                started(f"http://{host}:{listening.getsockname()[1]}")
+                host, port = listening.getsockname()[:2]
+                started(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
-    settings = uvicorn.Config(
+    chosen = uvicorn.Config(
         app,
         log_level="warning",
         access_log=False,
         ws="websockets-sansio",
-        ws_max_size=1024 * config.max_body,
-        timeout_graceful_shutdown=config.grace,
+        timeout_graceful_shutdown=grace,
+        **settings,
     )
-    with listening:
-        Server(settings).run(sockets=[listening])
+    Server(chosen).run(sockets=[listening])
 
 
 def translates(run: Path) -> bool:
@@ -197,7 +215,8 @@ def _translations(config: ServeConfig) -> Any:
     )
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """A socket at an address, port 0 for a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)

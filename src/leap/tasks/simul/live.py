@@ -12,12 +12,13 @@ Ended(n_words=4, source_length=6, lagging=2.8)
 import codecs
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from leap.errors import ConfigError, InputError
+from leap.runtime.fbank import Samples
 from leap.runtime.manifest import is_export
 from leap.runtime.streaming.pauses import Pauses, best_installed
 from leap.runtime.streaming.policies import Offline
@@ -136,14 +137,16 @@ def translate(
         wants = "text, so give no sound" if is_sound else "speech: give a sound or --microphone"
         raise ConfigError(f"{config.run} translates {wants}")
     if interpreter.extractor is None:
-        yield from _text(interpreter, sys.stdin if text is None else text)
+        yield from text_events(interpreter.stream(), sys.stdin if text is None else text)
         return
     rate = interpreter.extractor.sampling_rate
     if config.microphone:
         heard = listen(stopped, rate=rate, milliseconds=config.segment, device=config.device)
     else:
-        heard = _played(config, rate)
-    yield from _sound(interpreter.stream(), heard)
+        assert config.sound is not None
+        sound = read_sound(config.sound, rate)
+        heard = played(sound, rate, config.segment, real_time=config.real_time)
+    yield from sound_events(interpreter.stream(), heard)
 
 
 def _interpreter(run: Path, policy: str, **options: Any) -> Interpreter:
@@ -155,8 +158,8 @@ def _interpreter(run: Path, policy: str, **options: Any) -> Interpreter:
     return load_trained(run).interpreter(policy, **options)
 
 
-def _text(interpreter: Interpreter, text: TextIO) -> Iterator[Event]:
-    stream = interpreter.stream()
+def text_events(stream: Stream, text: Iterable[str]) -> Iterator[Event]:
+    """Words of the translation of a text, of which each line ends what comes before it."""
     delays: list[Amount] = []
     n_read = 0
 
@@ -175,7 +178,7 @@ def _text(interpreter: Interpreter, text: TextIO) -> Iterator[Event]:
             delays, n_read = [], 0
 
 
-def _words(text: TextIO) -> Iterator[str | None]:
+def _words(text: Iterable[str]) -> Iterator[str | None]:
     """Words as soon as white space follows, and None at the end of each line.
 
     The last line may have no end, and then there is one if there is anything in it.
@@ -197,7 +200,7 @@ def _words(text: TextIO) -> Iterator[str | None]:
         yield None
 
 
-def _blocks(text: TextIO) -> Iterator[str]:
+def _blocks(text: Iterable[str]) -> Iterator[str]:
     """What has come by now, again and again: a pipe need not have ended its line."""
     binary = getattr(text, "buffer", None)
     if binary is None:
@@ -212,21 +215,22 @@ def _blocks(text: TextIO) -> Iterator[str]:
         raise InputError("what comes in is not text in UTF-8; convert it, with iconv") from error
 
 
-def _played(config: StreamConfig, rate: int) -> Iterator[Heard]:
-    """A file, as if it were spoken now."""
-    assert config.sound is not None
-    sound = read_sound(config.sound, rate)
-    size = -(-config.segment * rate // 1000)
+def played(
+    sound: Samples, rate: int, milliseconds: int, *, real_time: bool = False
+) -> Iterator[Heard]:
+    """A recording, as if it were spoken now, so many milliseconds at a time."""
+    size = -(-milliseconds * rate // 1000)
     started = time.perf_counter()
     for start in range(0, len(sound), size):
         samples = sound[start : start + size]
         arrived = started + (start + len(samples)) / rate
-        if config.real_time:
+        if real_time:
             time.sleep(max(0.0, arrived - time.perf_counter()))
         yield Heard(samples, len(samples) / rate, arrived)
 
 
-def _sound(stream: Stream, heard: Iterator[Heard]) -> Iterator[Event]:
+def sound_events(stream: Stream, heard: Iterator[Heard]) -> Iterator[Event]:
+    """Words of the translation of what is heard."""
     delays: list[Amount] = []
     length = begun = now = 0.0
 
