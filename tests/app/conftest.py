@@ -84,7 +84,7 @@ def translation(tmp_path_factory):
     from leap.tasks.simul.vocabulary import train_vocabulary
 
     def make(kind):
-        torch.manual_seed(1)
+        torch.manual_seed(3 if kind == "text" else 1)  # Both say more than one long word.
         vocabulary = train_vocabulary([TEXT, TARGETS], size=60)
         sizes = {"hidden_size": 16, "feed_forward_size": 16, "n_head": 2}
         config = ModelConfig(**sizes, n_layer=1, encoder_layers=1)

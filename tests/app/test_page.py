@@ -107,6 +107,7 @@ def measure(page, name):
 def test_write_goes_on_and_tells_what_carried_a_token(page, model, tmp_path):
     open_tab(page, "Write", model)
     page.get_by_label("Begin with").fill(HOSTILE)
+    page.get_by_label("number input for Temperature").fill("0")
     press(page, "Write")
     says(page, r"Wrote 40 tokens")
     text = page.locator("#written")

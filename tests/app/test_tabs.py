@@ -108,8 +108,9 @@ def test_what_a_word_took_is_what_striking_each_source_word_costs(translator):
     (*_, recorded) = _pieces(interpreter)
 
     def score(kept):
-        source = torch.tensor([[*vocabulary.encode(" ".join(kept)), EOS]])
-        states, last, total = model.read(source), interpreter.start, 0.0
+        states, last, total = None, interpreter.start, 0.0
+        for piece in (*vocabulary.encode(" ".join(kept)), EOS):
+            states = model.read(torch.tensor([[piece]]), states)
         for piece in recorded:
             logits, states = model.write(torch.tensor([[last]]), states)
             total += float(logits[0, -1].log_softmax(-1)[piece])
@@ -137,13 +138,14 @@ def _pieces(interpreter):
 def test_a_word_takes_nothing_of_what_came_after_it(translator):
     interpreter = open_model(translator, "x").interpreter("wait-1")
     *_, found = translate(interpreter, SOURCE)
-    assert found.took[0].any() and not found.took[0, 2:].any()
+    assert found.took[0, 0] > 1
+    assert np.abs(found.took[0, 2:]).max() < 1e-4  # The rounding of sums.
 
 
 def test_translation_as_typed_is_the_beginning_of_the_whole(translator):
     interpreter = open_model(translator, "x").interpreter("wait-1")
-    *_, whole = translate(interpreter, SOURCE)
-    *_, typed = translate(interpreter, "three hundred and ni", ended=False)
+    *_, whole = translate(interpreter, f"{SOURCE} one thousand seven seven.")
+    *_, typed = translate(interpreter, f"{SOURCE} one thousand seven sev", ended=False)
     assert typed.words and whole.words[: len(typed.words)] == typed.words
     assert typed.lags == whole.lags[: len(typed.words)] and typed.took is None
 

@@ -1,7 +1,9 @@
 """Promises of `leap explain`: for language models, classifiers and translation models."""
 
 import json
+from dataclasses import asdict, replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -114,6 +116,84 @@ def test_proportions_has_a_row_per_layer_and_how_they_moved(capsys, run_folder, 
     assert all(each["half_life"] > 0 and each["spread"] > 0 for each in found["layers"])
     rows = (tmp_path / "proportions.csv").read_text().splitlines()
     assert rows[0] == "layer,part,head,token,value" and len(rows) > 100
+
+
+def test_what_a_classifier_does_not_read_is_told(capsys, classifier, tmp_path):
+    numbers = tmp_path / "why.json"
+    page = tmp_path / "why.html"
+    files = ("--json", numbers, "--html", page)
+    code, out, _ = run(capsys, "text", "--run", classifier, "good " * 20, *files)
+    assert code == 0 and "the last 36 tokens were left out" in out
+    found = json.loads(numbers.read_text())
+    assert found["left_out"] == 36 and len(found["pieces"]) == 64
+    assert "the last 36 tokens of the text were not read" in page.read_text()
+
+
+@pytest.fixture(scope="module")
+def arena(tmp_path_factory):
+    """Folders of Long Range Arena: a small task, and runs of it."""
+    from leap.tasks.lra import cache
+    from leap.tasks.lra.cache import Examples, Sequences
+    from leap.tasks.lra.data import TASKS
+
+    folder = tmp_path_factory.mktemp("arena")
+    info = replace(TASKS["listops"], max_length=12)
+    rows = Examples(
+        Sequences.join([bytes([i % 3, 2, 1, i % 5]) for i in range(20)]),
+        (np.arange(20) % 10).astype(np.uint8),
+    )
+    splits = dict.fromkeys(("train", "valid", "test"), rows)
+    cache.write(folder / "data" / "listops", splits, {"task": asdict(info)})
+    main(
+        [
+            *("lra", "train", "--task", "listops", "--data", str(folder / "data")),
+            *("--attention", "leapformer", "leapformer:travelled:gate", "--steps", "4"),
+            *("--batch", "4", "--evaluate-every", "2", "--output", str(folder / "runs")),
+        ]
+    )
+    return folder
+
+
+def test_proportions_of_an_arena_run_are_those_of_a_test_example(capsys, arena, tmp_path):
+    pytest.importorskip("pandas")
+    data = ("--data", arena / "data", "--output", tmp_path)
+    runs = arena / "runs" / "listops"
+    for name, kind in (("leapformer", "learned"), ("leapformer-travelled-gate", "travelled")):
+        code, out, err = run(capsys, "proportions", "--run", runs / name / "seed-0", *data)
+        assert (code, err) == (0, "") and out.count(kind) == 2
+        found = json.loads((tmp_path / "results.json").read_text())
+        assert found["pieces"] == ["0", "2", "1", "0"]
+    assert all(each["half_life"] > 0 for each in found["layers"])
+    code, _, err = run(capsys, "proportions", "--run", runs / "leapformer", *data)
+    assert code == 1 and err.endswith("is no run, but holds some (seed-0); give one of them\n")
+    code, _, err = run(capsys, "proportions", "--run", runs / "leapformer" / "seed-0", *data,
+                       "--text", "a")  # fmt: skip
+    assert code == 1 and "is of listops, and reads no text; give none" in err
+
+
+def test_proportions_of_a_translation_are_of_source_and_target(capsys, tmp_path):
+    for module in ("pandas", "num2words", "sentencepiece"):
+        pytest.importorskip(module)
+    toy = ("--output", tmp_path / "toy", "--limit", 60)
+    small = [
+        *("--hidden-size", 16, "--feed-forward-size", 16, "--n-head", 2, "--n-layer", 1),
+        *("--encoder-layers", 1, "--steps", 4, "--evaluate-every", 2, "--log-every", 2),
+    ]
+    main([*map(str, ("simul", "prepare", *toy))])
+    given = ("simul", "train", "--data", tmp_path / "toy", "--output", tmp_path / "run", *small)
+    main([*map(str, given)])
+    capsys.readouterr()
+    code, out, err = run(
+        capsys, "proportions", "--run", tmp_path / "run", "--output", tmp_path, "--text",
+        "one hundred and nine",
+    )  # fmt: skip
+    assert (code, err) == (0, "")
+    assert "encoder layer 0" in out and "decoder layer 0 cross" in out
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert found["pieces"][-1] == "</s>" and found["written"][0] == "<s>"
+    rows = (tmp_path / "proportions.csv").read_text().splitlines()
+    read = [row for row in rows if row.startswith("encoder layer 0,place,0,")]
+    assert len(read) == len(found["pieces"])
 
 
 def test_proportions_of_a_classifier_show_its_focus(capsys, classifier, tmp_path):

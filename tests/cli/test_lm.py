@@ -257,7 +257,7 @@ def test_the_folder_of_a_comparison_is_no_run(capsys, run_folder, tmp_path):
     code, _, err = run(capsys, "generate", "--run", tmp_path)
     assert (code, err) == (
         1,
-        f"leap: {tmp_path} holds several runs (gpt2, leap-global); give one of them\n",
+        f"leap: {tmp_path} is no run, but holds some (gpt2, leap-global); give one of them\n",
     )
 
 

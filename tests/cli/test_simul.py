@@ -56,4 +56,4 @@ def test_the_folder_of_a_comparison_is_no_run(capsys, tmp_path):
         main(["simul", "stream", "--run", str(tmp_path)])
     assert leaving.value.code == 1
     said = capsys.readouterr().err
-    assert said == f"leap: {tmp_path} holds several runs (a, b); give one of them\n"
+    assert said == f"leap: {tmp_path} is no run, but holds some (a, b); give one of them\n"

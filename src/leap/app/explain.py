@@ -54,6 +54,8 @@ class Prediction:
     rows: tuple[tuple[float, ...], ...] = ()
     """Of each layer and head."""
     row_names: tuple[str, ...] = ()
+    left_out: int = 0
+    """Tokens at the end of the text that the model does not read."""
     struck: frozenset[int] = frozenset()
     after: dict[int, float] = field(default_factory=dict)
 
@@ -85,6 +87,7 @@ def predict(model: Opened, text: str) -> Prediction:
         weights=tuple(found.importance),
         rows=rows,
         row_names=names,
+        left_out=found.left_out,
     )
 
 
@@ -256,6 +259,8 @@ def _shown(model: Opened, found: Prediction) -> tuple[str, str, str]:
         sentence += f"Without what is struck out, {after:.1%}. Click a word again to put it back."
     else:
         sentence += "Orange speaks for it, blue against. Click a word to strike it out."
+    if found.left_out:
+        sentence += f" The last {found.left_out} tokens were not read: the model takes no more."
     if not found.rows:
         sentence += (
             " An exported model does not show its layers and heads; open its run folder for them."

@@ -28,6 +28,8 @@ def text(config: TextConfig) -> None:
     console = Console(highlight=False)
     others = ", ".join(f"{name!r} {p:.1%}" for name, p in explained.likeliest)
     print(f"predicted: {explained.target!r} {explained.probability:.1%}  (likeliest: {others})")
+    if explained.left_out:
+        print(f"the last {explained.left_out} tokens were left out: it reads no more than these")
     print(f"importance by {config.method}:")
     if console.is_terminal:
         console.print(_tinted(explained.pieces, explained.importance))

@@ -43,8 +43,8 @@ def check_one_run(path: Path) -> None:
     if is_export(path):
         raise FileError(f"{path} holds an exported model; give the run that it was made of")
     inside = sorted(found.parent.name for found in path.glob("*/data.json"))
-    if len(inside) > 1 and not (path / "model").exists():
-        raise FileError(f"{path} holds several runs ({', '.join(inside)}); give one of them")
+    if inside and not any((path / name).exists() for name in ("model", "data.json")):
+        raise FileError(f"{path} is no run, but holds some ({', '.join(inside)}); give one of them")
 
 
 @contextmanager

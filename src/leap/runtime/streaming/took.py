@@ -7,7 +7,7 @@
         sentence.rests_on(interpreter)   # [target words, units of the source], in nats
 
 A unit is a word of text, or a stretch of sound. What is struck out is as if it had never been
-there; every piece is scored after what had been read when it was written, so that what came later
+there; every subword is scored after what had been read when it was written, so that what came later
 counts for nothing. It takes one reading of the sentence in as many rows as there are units.
 """
 
@@ -34,7 +34,7 @@ class Unit:
 
     start: int
     end: int
-    """Places of its pieces or frames in the sentence."""
+    """Places of its subwords or frames in the sentence."""
     text: str | None
     """The word; None of sound."""
 
@@ -46,10 +46,10 @@ class Sentence:
     chunks: list[Chunk] = field(default_factory=list)
     pieces: list[int] = field(default_factory=list)
     after: list[int] = field(default_factory=list)
-    """Chunks that had been read when each piece was written."""
+    """Chunks that had been read when each subword was written."""
     words: list[str] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
-    """How many pieces had been written at the end of each word."""
+    """How many subwords had been written at the end of each word."""
 
     def units(self, vocabulary: Subwords) -> list[Unit]:
         """Words of the source, or stretches of sound."""
@@ -96,7 +96,7 @@ class Sentence:
     def _score(
         self, interpreter: Interpreter, kept: Bool[np.ndarray, "rows source"]
     ) -> Float[np.ndarray, "rows pieces"]:
-        """The log-probability of each piece, in rows that keep only some of the source."""
+        """The log-probability of each subword, in rows that keep only some of the source."""
         n = len(kept)
         states = interpreter.blank.select([0] * n)
         scores = np.zeros((n, len(self.pieces)))
@@ -160,7 +160,7 @@ class Recording(Row):
         return chunk
 
     def write(self, piece: int) -> None:
-        """Write one more piece."""
+        """Write one more subword."""
         sentence = self.sentences[-1]
         before = len(self.new)
         sentence.pieces.append(piece)

@@ -64,7 +64,7 @@ def faithfulness(config: FaithfulnessConfig, progress: Progress = silent) -> Fai
         raise FileError(f"{config.run} translates; give a language model or a classifier")
     cases = find_cases(run, config, progress)
     found = measure(run.model, cases, config.methods, progress)
-    title = f"{config.run.name}: {found.n_texts} texts of up to {config.length} tokens, in nats"
+    title = f"{run.name}: {found.n_texts} texts of up to {config.length} tokens, in nats"
     files = {
         "results.md": markdown(report_table(found, title), "![curves](curves.png)"),
         "results.csv": csv_table(found.records()),

@@ -57,7 +57,7 @@ def proportions(config: ProportionsConfig) -> list[Places]:
     """Read as the config says, and write the picture, the table and the numbers."""
     write_report(config.output, {})
     run = open_run(config.run)
-    inputs, pieces = _read(run, config)
+    inputs, pieces, written = _read(run, config)
     found = places(run.model, **inputs)
     if all(each.spread() is None and each.half_life is None for each in found):
         raise FileError(
@@ -66,17 +66,21 @@ def proportions(config: ProportionsConfig) -> list[Places]:
         )
     moved = spreads(config.run)
     files = {
-        "proportions.png": picture(found, pieces, moved, config.run.name),
+        "proportions.png": picture(found, pieces, moved, run.name, written),
         "proportions.csv": places_table(found).to_csv(index=False),
         "results.md": markdown(table(found), "![places](proportions.png)"),
-        "results.json": {"pieces": pieces, "layers": [_summary(each) for each in found]},
+        "results.json": {
+            "pieces": pieces,
+            **({"written": written} if written else {}),
+            "layers": [_summary(each) for each in found],
+        },
     }
     write_report(config.output, files)
     return found
 
 
-def _read(run: Run, config: ProportionsConfig) -> tuple[dict[str, Tensor], list[str]]:
-    """What the model is given, and the text of each token."""
+def _read(run: Run, config: ProportionsConfig) -> tuple[dict[str, Tensor], list[str], list[str]]:
+    """What the model is given, and the text of its tokens: those read, and those written."""
     reads_text = run.kind != "classifier" or run.tokenizer is not None or run.task == "text"
     if config.text is None and not reads_text:
         ids = first_example(run, config.data)
@@ -89,9 +93,10 @@ def _read(run: Run, config: ProportionsConfig) -> tuple[dict[str, Tensor], list[
         ids = ids[:, : run.longest]
     pieces = run.spell(ids)
     if run.kind != "translation":
-        return {"input_ids": ids}, pieces
+        return {"input_ids": ids}, pieces, []
     model: Any = run.model
-    return {"input_ids": ids, "labels": model.generate(ids)[:, 1:]}, pieces
+    made = model.generate(ids)
+    return {"input_ids": ids, "labels": made[:, 1:]}, pieces, run.spell(made[:, :-1])
 
 
 def spreads(path: Path) -> dict[str, list[tuple[int, float]]]:
@@ -141,6 +146,7 @@ def picture(
     pieces: Sequence[str],
     moved: dict[str, list[tuple[int, float]]],
     title: str,
+    written: Sequence[str] = (),
 ) -> Figure:
     """A row per layer: what is read off each token, and what scores are multiplied by."""
     shown = [each for each in found if each.spread() is not None or each.half_life is not None]
@@ -148,7 +154,8 @@ def picture(
     figure = Figure(figsize=(14, 2.6 * n + 0.6), layout="constrained")
     grid = figure.subplots(n, 3, squeeze=False, width_ratios=(2, 1, 1))
     for (left, middle, right), each in zip(grid, shown, strict=False):
-        _draw_tokens(left, each, pieces)
+        writes = each.name.startswith("decoder") and not each.name.endswith("cross")
+        _draw_tokens(left, each, written if writes else pieces)
         _draw_places(middle, each)
         _draw_map(right, each)
     if moved:

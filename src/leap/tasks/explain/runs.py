@@ -14,11 +14,13 @@ from transformers import AutoConfig, PreTrainedModel
 from leap.errors import ConfigError, FileError
 from leap.models import LeapformerForSequenceClassification
 from leap.reports.files import read_json
+from leap.runtime.streaming.vocabulary import EOS
 from leap.tasks.files import check_logits, check_one_run, check_weights, data_folder, reading_model
 from leap.tasks.lm.data import read_corpus
 from leap.tasks.lm.model import load_model
 from leap.tasks.lm.tokenizer import TextTokenizer, load_tokenizer
 from leap.tasks.lra.data import DATA, load_task
+from leap.tasks.lra.listops import VOCABULARY
 from leap.tasks.simul.model import load_run as load_translation
 from leap.tasks.simul.vocabulary import Vocabulary
 from leap.training import quiet
@@ -42,6 +44,12 @@ class Run:
     """Of the run; empty for a folder with nothing but a model."""
 
     @property
+    def name(self) -> str:
+        """What to call it: of one seed among several, the folder around it too."""
+        path = self.path.resolve()
+        return f"{path.parent.name}/{path.name}" if path.name.startswith("seed-") else path.name
+
+    @property
     def task(self) -> str:
         """What it was trained on, by the name that Long Range Arena has for it."""
         return str(self.settings.get("task", "text"))
@@ -54,13 +62,20 @@ class Run:
             return torch.tensor([[self.tokenizer.eos_id, *self.tokenizer.encode(text).tolist()]])
         if self.kind == "translation":
             assert isinstance(self.tokenizer, Vocabulary)
-            return torch.tensor([self.tokenizer.encode(text)])
+            return torch.tensor([[*self.tokenizer.encode(text), EOS]])
         if isinstance(self.tokenizer, TextTokenizer):
             return self.tokenizer.encode(text).long()[None, : self.longest]
         if self.task != "text":
             raise ConfigError(f"run={self.path} is of {self.task}, and reads no text; give none")
         # Of Long Range Arena: bytes, after the pad.
         return torch.tensor([[1 + byte for byte in text.encode()[: self.longest]]])
+
+    def left_out(self, text: str) -> int:
+        """Tokens at the end of a text that a classifier does not read."""
+        if self.kind != "classifier":
+            return 0
+        own = self.tokenizer if isinstance(self.tokenizer, TextTokenizer) else None
+        return max(0, len(text.encode() if own is None else own.encode(text)) - self.longest)
 
     def spell(self, ids: Tensor) -> list[str]:
         """The text of each token."""
@@ -71,6 +86,8 @@ class Run:
             return first + [step(token) for token in tokens[len(first) :]]
         if isinstance(self.tokenizer, Vocabulary):
             return [self.tokenizer.pieces[token] for token in tokens]
+        if self.task.startswith("listops"):
+            return [VOCABULARY[token - 1] if token else "pad" for token in tokens]
         if self.task != "text":
             return [str(token) for token in tokens]
         return [bytes([token - 1]).decode("latin-1") for token in tokens]

@@ -69,6 +69,8 @@ class ExplainedPrediction:
     struck: list[Struck]
     found: Explanation | Trace
     at: int | None
+    left_out: int = 0
+    """Tokens at the end of the text that the model does not read."""
 
 
 def explain_text(config: TextConfig) -> ExplainedPrediction:
@@ -112,6 +114,7 @@ def explain_prediction(
         struck=[Struck(i, found[i], before, p) for i, p in zip(heaviest, after, strict=True)],
         found=(trace if ours else explain)(run.model, ids),
         at=-1 if run.kind == "lm" else None,
+        left_out=run.left_out(text),
     )
 
 
@@ -139,11 +142,14 @@ def _without(run: Run, ids: Tensor, target: int, tokens: list[int]) -> list[floa
 
 def page(explained: ExplainedPrediction) -> str:
     """The page."""
+    title = f"Why {explained.target!r} ({explained.probability:.1%})?"
+    if explained.left_out:
+        title += f" (the last {explained.left_out} tokens of the text were not read)"
     return explanation_page(
         explained.pieces,
         explained.found,
         explained.at,
-        title=f"Why {explained.target!r} ({explained.probability:.1%})?",
+        title=title,
         importance=explained.importance,
         struck=explained.struck,
     )
@@ -159,6 +165,7 @@ def numbers(explained: ExplainedPrediction) -> dict[str, Any]:
         "probability": explained.probability,
         "likeliest": explained.likeliest,
         "importance": explained.importance,
+        "left_out": explained.left_out,
         "struck": [asdict(each) for each in explained.struck],
         "through_layers": found.through_layers(explained.at)[0].tolist(),
         "layers": [
