@@ -6,20 +6,16 @@ from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
-
-import numpy as np
+from typing import Any, Literal
 
 from leap.errors import ConfigError, FileError
-from leap.runtime import Translator, Writer
-from leap.runtime.manifest import is_export, read_manifest
+from leap.runtime.manifest import is_export
 from leap.runtime.streaming.pauses import best_installed
 from leap.runtime.streaming.policies import Offline
 from leap.runtime.streaming.stream import Interpreter
-from leap.runtime.text import Continuation
-from leap.runtime.writer import Past
 from leap.serve.config import translates
-from leap.serve.protocol import Logits, Spell
+from leap.serve.exported import ExportedModel, ExportedTranslation, manifest_of
+from leap.serve.protocol import Model
 from leap.tasks.simul.live import LONG
 
 Kind = Literal["lm", "classifier", "text", "speech"]
@@ -29,78 +25,6 @@ SHIPPED = "leap.runtime.shipped"
 """The module of the models that come with the package; an installation may be without it."""
 
 
-@runtime_checkable
-class Reader(Protocol):
-    """What the page asks of a language model: a part of `leap.serve.protocol.Model`."""
-
-    vocab_size: int
-    end: int | None
-    max_length: int | None
-    is_constant: bool
-
-    def encode(self, text: str) -> list[int]:
-        """Tokens of a text."""
-
-    def begin(self) -> list[int]:
-        """Tokens that every new text begins with."""
-
-    def speller(self, prompt: str, read: Sequence[int]) -> Spell:
-        """Spells what follows a prompt, of which the last tokens are `read`."""
-
-    def empty(self) -> Any:
-        """The state of one row that has read nothing."""
-
-    def read(self, tokens: Sequence[Sequence[int]], state: Any) -> tuple[Logits, Any]:
-        """Read one token or more in each row: the logits after the last, and the new state."""
-
-    def join(self, states: Sequence[Any]) -> Any:
-        """The rows of all these states as one."""
-
-    def n_bytes(self, state: Any) -> int:
-        """Memory that a state takes."""
-
-
-class ExportedModel:
-    """An exported language model, read as one in torch is."""
-
-    def __init__(self, folder: Path) -> None:
-        self.writer = Writer(folder)
-        self.vocab_size = self.writer.manifest.vocabulary
-        self.end = self.writer.codec.eos_id if self.writer.codec.spells_line_ends else None
-        self.max_length = self.writer.manifest.n_positions
-        shapes = [each.shape for each in self.writer.manifest.states]
-        self.is_constant = not any("tokens" in shape for shape in shapes)
-
-    def encode(self, text: str) -> list[int]:
-        """Tokens of a text."""
-        return self.writer.codec.tokens(text).tolist()
-
-    def begin(self) -> list[int]:
-        """An end of text, after which a new one begins."""
-        return [self.writer.codec.eos_id]
-
-    def speller(self, prompt: str, read: Sequence[int]) -> Spell:
-        """Spells what follows a prompt, of which the last tokens are `read`."""
-        return Continuation(self.writer.codec, prompt, read).take
-
-    def empty(self) -> Past:
-        """The state of one row that has read nothing."""
-        return self.writer.empty()
-
-    def read(self, tokens: Sequence[Sequence[int]], state: Past) -> tuple[Logits, Past]:
-        """Read as many tokens in each row: the logits after the last, and the new state."""
-        logits, after = self.writer.logits(np.array(tokens), state)
-        return logits[:, -1], after
-
-    def join(self, states: Sequence[Past]) -> Past:
-        """The rows of states that have read nothing, or the same."""
-        return states[0].select([0] * len(states))
-
-    def n_bytes(self, state: Past) -> int:
-        """Memory that a state takes."""
-        return state.n_bytes
-
-
 @dataclass(frozen=True)
 class Opened:
     """A model that the page has at hand."""
@@ -108,7 +32,7 @@ class Opened:
     name: str
     kind: Kind
     is_exported: bool
-    reader: Reader | None = None
+    reader: Model | None = None
     """Of a language model."""
     run: Any = None
     """`leap.tasks.explain.runs.Run` of a language model or a classifier in torch."""
@@ -139,14 +63,11 @@ def _shipped() -> list[Path]:
 def open_model(path: Path, name: str) -> Opened:
     """The model of one folder."""
     if is_export(path):
-        task = read_manifest(path, ("lm", "text", "speech")).task
+        task = manifest_of(path).task
         if task == "lm":
             return Opened(name, "lm", True, reader=ExportedModel(path))
-
-        def exported(policy: str, **options: Any) -> Interpreter:
-            return Translator(path, policy, **options)
-
-        return Opened(name, _spoken(task), True, interpreter=_by_policy(exported))
+        make = ExportedTranslation(path).interpreter
+        return Opened(name, _spoken(task), True, interpreter=_by_policy(make))
     if not path.is_dir():
         raise FileError(f"no run folder at {path}; give one, or a folder of leap export")
     if translates(path):
@@ -167,7 +88,7 @@ def open_model(path: Path, name: str) -> Opened:
     return Opened(name, "lm", False, reader=_reader(run, name), run=run)
 
 
-def _reader(run: Any, name: str) -> Reader:
+def _reader(run: Any, name: str) -> Model:
     from leap.models import LeapformerForCausalLM
     from leap.serve.models import KeyValueModel, StateModel
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from leap.app.models import Reader
+from leap.serve.protocol import Model
 from leap.serve.sampling import log_probabilities
 
 ROWS = 16
@@ -13,7 +13,7 @@ ROWS = 16
 
 
 def predictions(
-    reader: Reader, tokens: Sequence[int], without: Sequence[Sequence[int]]
+    reader: Model, tokens: Sequence[int], without: Sequence[Sequence[int]]
 ) -> NDArray[np.float64]:
     """Log-probabilities of what follows `[n, vocabulary]`, each time without some of the tokens.
 
