@@ -453,7 +453,8 @@ def _attend(
     check_same("b h t", k=tokens.k, q=tokens.q, log_gate=log_gate)
     size = _chunk_size(chunk_size)
     starts = None if cu_seqlens is None else check_cu_seqlens(cu_seqlens, tokens.k)
-    before = _begin(tokens, state, len(tokens.k) if starts is None else len(starts) - 1)
+    # Not len(), which is a fixed number where a graph is traced.
+    before = _begin(tokens, state, tokens.k.shape[0] if starts is None else len(starts) - 1)
     rate = None if fade is None else _checked_fade(fade, tokens.q)
     if log_gate is not None or (rate and (key_mask is not None or before.trail is not None)):
         log_gate, rate = _gates(log_gate, rate, tokens, key_mask), None
