@@ -260,7 +260,8 @@ class Sampler:
     def probabilities(self, logits: Array) -> Array:
         """Of each token, those that are cut off having none."""
         below = logits.astype(np.float64) - logits.max()  # First: nothing to divide is large then.
-        p = np.exp(below / self.temperature)
+        with np.errstate(over="ignore"):  # Next to 0, all others are infinitely far below.
+            p = np.exp(below / self.temperature)
         if self.top_k is not None and self.top_k < len(p):
             p[p < np.partition(p, -self.top_k)[-self.top_k]] = 0
         p /= p.sum()
