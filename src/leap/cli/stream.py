@@ -20,11 +20,14 @@ from leap.tasks.simul.scoring.metrics import Amount
 
 def stream(config: StreamConfig) -> None:
     """Print words as they are written, with how late each is, and at the end how late they were."""
-    if not is_export(config.run):
+    if config.is_shipped:
+        who = f"{live.SHIPPED}, which comes with the package"
+        print(f"translating by {who}; --run names another", file=sys.stderr)
+    if not is_export(config.model):
         from transformers.utils import logging
 
         logging.set_verbosity_error()  # As in `leap.cli.simul`.
-    unit = "words" if config.sound is None and not config.microphone else "ms"
+    unit = "ms" if config.is_sound else "words"
     console = Console(highlight=False)
     lags: list[Amount] = []
     laggings: list[float] = []

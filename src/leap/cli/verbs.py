@@ -400,7 +400,10 @@ VERBS = {
             config="leap.tasks.simul.live.StreamConfig",
             run="leap.cli.stream.stream",
             examples=[
-                ("simul stream --policy wait-5", "type, or pipe text in; words appear as they can"),
+                (
+                    "simul stream --policy wait-5",
+                    "type, or pipe text in; words appear as they can; English to German at once",
+                ),
                 (
                     "simul stream --no-lag < talk.en > talk.de",
                     "the translation alone, line by line",

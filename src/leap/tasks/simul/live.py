@@ -20,6 +20,7 @@ from typing import Any, TextIO
 from leap.errors import ConfigError, InputError
 from leap.runtime.fbank import Samples
 from leap.runtime.manifest import is_export
+from leap.runtime.shipped import shipped
 from leap.runtime.streaming.pauses import Pauses, best_installed
 from leap.runtime.streaming.policies import Offline
 from leap.runtime.streaming.sources import check_word
@@ -29,6 +30,10 @@ from leap.tasks.simul.audio.files import read_sound
 from leap.tasks.simul.audio.microphone import Heard, listen
 from leap.tasks.simul.scoring.metrics import Amount, latency
 
+TRAINED = Path("runs/simul")
+"""Where leap simul train puts its model, unless told."""
+SHIPPED = "en-de"
+"""The model that is taken where none was trained."""
 LONG = 200
 """States after which a sentence is taken for ended, unless told: 16 seconds of sound."""
 BLOCK = 4096
@@ -43,8 +48,10 @@ class StreamConfig:
     channel or more.
     """
 
-    run: Path = Path("runs/simul")
-    """Run folder of leap simul train, or a folder of leap export."""
+    run: Path | None = None
+    """Run folder of leap simul train, or a folder of leap export; by default runs/simul where it is
+    there, else, of text, the model that comes with the package: everyday sentences from English to
+    German."""
     policy: str = "wait-3"
     """When to write: wait-3, offline, agree-2, align-2, tail-0.3, with any numbers."""
     sound: Path | None = None
@@ -83,6 +90,21 @@ class StreamConfig:
             raise ConfigError("real_time is for a sound file: give one")
         if self.device is not None and not self.microphone:
             raise ConfigError(f"device={self.device} is for a microphone: give --microphone")
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether sound is translated, not text."""
+        return self.microphone or self.sound is not None
+
+    @property
+    def is_shipped(self) -> bool:
+        """Whether the model that comes with the package is taken."""
+        return self.run is None and not TRAINED.exists() and not self.is_sound
+
+    @property
+    def model(self) -> Path:
+        """The folder of the model."""
+        return shipped(SHIPPED) if self.is_shipped else self.run or TRAINED
 
 
 @dataclass(frozen=True)
@@ -123,10 +145,10 @@ def translate(
         text: where text comes from; standard input by default.
         stopped: whether to listen no longer.
     """
-    is_sound = config.microphone or config.sound is not None
+    is_sound, model = config.is_sound, config.model
     by_default = None if is_sound and config.policy == Offline().name else LONG
     interpreter = _interpreter(
-        config.run,
+        model,
         config.policy,
         chunk_size=config.chunk_size,
         reset=by_default if config.reset is None else config.reset or None,
@@ -135,7 +157,7 @@ def translate(
     )
     if (interpreter.extractor is not None) != is_sound:
         wants = "text, so give no sound" if is_sound else "speech: give a sound or --microphone"
-        raise ConfigError(f"{config.run} translates {wants}")
+        raise ConfigError(f"{model} translates {wants}")
     if interpreter.extractor is None:
         yield from text_events(interpreter.stream(), sys.stdin if text is None else text)
         return
