@@ -8,6 +8,7 @@ import pytest
 from leap.errors import ConfigError
 from leap.runtime import Translator
 from leap.runtime.shipped import names, shipped
+from leap.runtime.streaming.took import Recording
 from leap.tasks.simul.live import StreamConfig
 
 MOST_BYTES = 8_000_000
@@ -35,6 +36,17 @@ def test_the_command_translates_right_after_the_install(tmp_path):
     )
     assert done.stdout.split()[0] == "Ich"
     assert "by en-de, which comes with the package" in done.stderr
+
+
+def test_a_translated_word_tells_the_source_word_that_it_took():
+    interpreter = Translator(shipped("en-de"))
+    recording = Recording.of(interpreter)
+    stream = recording.stream(interpreter)
+    said = stream.push("I have a dog.") + stream.finish()
+    sentence = recording.sentences[0]
+    took = sentence.rests_on(interpreter)
+    source = [unit.text for unit in sentence.units(interpreter.vocabulary)]
+    assert source[took[said.index("Hund.")].argmax()] == "dog."
 
 
 def test_a_model_that_was_trained_or_named_goes_first(tmp_path, monkeypatch):

@@ -82,9 +82,9 @@ class Sentence:
         kept = np.ones((1 + len(units), n), bool)
         for row, unit in enumerate(units, start=1):
             kept[row, unit.start : unit.end] = False
+        n_rows = MOST_ROWS if interpreter.can_join else 1
         found = [
-            self._score(interpreter, kept[i : i + MOST_ROWS])
-            for i in range(0, len(kept), MOST_ROWS)
+            self._score(interpreter, kept[i : i + n_rows]) for i in range(0, len(kept), n_rows)
         ]
         scores = np.concatenate(found)
         falls = np.cumsum(scores[:1] - scores[1:], axis=1)
