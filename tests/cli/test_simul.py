@@ -50,8 +50,7 @@ def test_help_has_examples(capsys):
 
 def test_the_folder_of_a_comparison_is_no_run(capsys, tmp_path):
     for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "data.json").write_text("{}")
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
     with pytest.raises(SystemExit) as leaving:
         main(["simul", "stream", "--run", str(tmp_path)])
     assert leaving.value.code == 1

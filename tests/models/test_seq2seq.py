@@ -420,7 +420,7 @@ def test_one_vocabulary_has_one_table_and_two_have_two():
         ({"encoder_attention": "leap"}, "encoder_attention='leap'.*in chunks; .*leapformer"),
         ({"encoder_attention": "linformer"}, "'linformer'.*bidirectional attention in chunks"),
         ({"cross_attention": "fastformer"}, "cross_attention='fastformer'.*cross"),
-        ({"decoder_attention": "none"}, "'none' is not known"),
+        ({"decoder_attention": "none"}, "decoder_attention='none'.*as causal attention"),
         ({"position_embedding": "learned"}, "a stream may not"),
         ({"chunk_size": -1}, "chunk_size=-1"),
         ({"cross_window": 8}, "cross_window=8 is for cross_attention='softmax'; leapformer keeps"),

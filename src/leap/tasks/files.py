@@ -42,7 +42,7 @@ def check_one_run(path: Path) -> None:
     """Refuse an export, or the folder of a comparison, where one run is wanted."""
     if is_export(path):
         raise FileError(f"{path} holds an exported model; give the run that it was made of")
-    inside = sorted(found.parent.name for found in path.glob("*/data.json"))
+    inside = sorted(found.parent.name for found in path.glob("*/checkpoints"))
     if inside and not any((path / name).exists() for name in ("model", "data.json")):
         raise FileError(f"{path} is no run, but holds some ({', '.join(inside)}); give one of them")
 
