@@ -127,7 +127,7 @@ def digits(tmp_path_factory, tones):
     """Numbers, each word a chord of its own."""
     folder = tmp_path_factory.mktemp("data") / "digits"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preparing, "speaker", lambda language, seed: tones)
+        patch.setattr(preparing, "speaker", lambda *_: tones)
         return prepare(PrepareConfig(limit=20, vocabulary=60, speak=True, output=folder))
 
 

@@ -250,6 +250,12 @@ def test_settings_that_do_not_go_together_are_refused():
         PrepareConfig(corpus="multi30k", target="fr")
     with pytest.raises(ConfigError, match="limit=0"):
         PrepareConfig(limit=0)
+    with pytest.raises(ConfigError, match=r"silence=-1.0 is no number of seconds from 0 to 10"):
+        PrepareConfig(speak=True, silence=-1.0)
+    with pytest.raises(ConfigError, match="silence=nan is no number of seconds"):
+        PrepareConfig(speak=True, silence=float("nan"))
+    with pytest.raises(ConfigError, match=r"silence=0.3 is for text that is spoken: give --speak"):
+        PrepareConfig(silence=0.3)
 
 
 def test_simuleval_gets_recordings_of_their_own(tmp_path):

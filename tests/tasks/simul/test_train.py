@@ -17,7 +17,7 @@ from leap.tasks.simul.corpora.parallel import write_parallel
 from leap.tasks.simul.corpora.s2t import read_part, write_part
 from leap.tasks.simul.data import TokenBatches
 from leap.tasks.simul.evaluate import EvalConfig, evaluate
-from leap.tasks.simul.model import build_model, load_run, take_encoder
+from leap.tasks.simul.model import build_model, load_run, take_decoder, take_encoder
 from leap.tasks.simul.prepare import PrepareConfig, load_prepared, prepare
 from leap.tasks.simul.streaming.stream import load_trained
 from leap.tasks.simul.train import TrainConfig, train
@@ -61,7 +61,7 @@ def spoken(tmp_path_factory, tones):
     write_parallel(Corpus("digits", "en", "de", parts), folder / "text")
     settings = {"corpus": "text", "data": folder / "text", "vocabulary": 40}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preparing, "speaker", lambda language, seed: tones)
+        patch.setattr(preparing, "speaker", lambda *_: tones)
         prepare(PrepareConfig(**settings, speak=True, output=folder / "spoken"))
     return folder / "spoken"
 
@@ -245,6 +245,37 @@ def test_an_encoder_that_does_not_fit_is_refused(spoken, numbers, recogniser, tr
         take_encoder(build_model(config, speech), speech, trained)
     with pytest.raises(FileError, match="no finished run at"):
         take_encoder(build_model(config, speech, 80), speech, spoken.parent)
+
+
+def test_speech_begins_with_the_decoder_of_a_run_of_text(spoken, tmp_path):
+    text = PrepareConfig(
+        corpus="text", data=spoken.parent / "text", use_vocabulary=spoken, output=tmp_path / "text"
+    )
+    prepare(text)
+    train(TrainConfig(**SMALL, data=tmp_path / "text", output=tmp_path / "first"))
+    settings = SMALL | OF_SPEECH | {"learning_rate": 1e-9, "steps": 3, "average": 1}
+    then = {"decoder_from": tmp_path / "first", "output": tmp_path / "then"}
+    train(TrainConfig(**settings, data=spoken, **then))
+    old, new = (load_run(tmp_path / name)[0] for name in ("first", "then"))
+    for name, value in old.model.decoder.state_dict().items():
+        torch.testing.assert_close(new.model.decoder.state_dict()[name], value)
+    torch.testing.assert_close(new.lm_head.weight, old.lm_head.weight)
+
+
+def test_a_decoder_that_does_not_fit_is_refused(spoken, numbers, recogniser, trained):
+    speech, text = load_prepared(spoken).vocabulary, load_prepared(numbers).vocabulary
+    config = TrainConfig(**SMALL | OF_SPEECH)
+    for change, message in (
+        ({"hidden_size": 32}, "decoder_from=.* has hidden_size=16, and this model 32"),
+        ({"n_layer": 2}, "has n_layer=1, and this model 2"),
+        ({"cross_attention": "softmax"}, "has cross_attention=leapformer, and this model softmax"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            take_decoder(build_model(replace(config, **change), speech, 80), speech, recogniser)
+    with pytest.raises(ConfigError, match=r"decoder_from=.* knows other subwords"):
+        take_decoder(build_model(config, text), text, recogniser)
+    with pytest.raises(ConfigError, match=r"decoder_from=.* knows other subwords"):
+        take_decoder(build_model(config, speech, 80), speech, trained)
 
 
 def test_text_has_no_transcript_to_write(numbers, tmp_path):

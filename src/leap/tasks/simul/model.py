@@ -1,6 +1,6 @@
 """The model of a run, by its settings, and a run's model and vocabulary read back."""
 
-from collections.abc import Sized
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -125,19 +125,24 @@ def build_model(config: ModelConfig, vocabulary: Sized, n_bins: int | None = Non
     return model
 
 
-ENCODER_SETTINGS = (
+COMMON_SETTINGS = (
     "hidden_size",
     "intermediate_size",
-    "encoder_layers",
     "n_head",
-    "encoder_attention",
     "feature",
     "position_embedding",
     *(f.name for f in fields(AttentionOptions)),
+)
+ENCODER_SETTINGS = (
+    *COMMON_SETTINGS,
+    "encoder_layers",
+    "encoder_attention",
     "n_bins",
     "n_subsampling",
 )
 """What two models must have in common for one to begin with the other's encoder."""
+DECODER_SETTINGS = (*COMMON_SETTINGS, "n_layer", "decoder_attention", "cross_attention")
+"""What they must for its decoder, besides the subwords."""
 
 
 def take_encoder(model: Translator, vocabulary: Vocabulary, run: Path) -> None:
@@ -157,13 +162,7 @@ def take_encoder(model: Translator, vocabulary: Vocabulary, run: Path) -> None:
         raise ConfigError(
             f"encoder_from={run} reads {_source(other)}, and this model {_source(model)}"
         )
-    for name in ENCODER_SETTINGS:
-        theirs, ours = (getattr(each.config, name, None) for each in (other, model))
-        if theirs != ours:
-            raise ConfigError(
-                f"encoder_from={run} has {name}={theirs}, and this model {ours}; train both with "
-                "the same"
-            )
+    _check_same(model, other, ENCODER_SETTINGS, f"encoder_from={run}")
     same_pieces = its_vocabulary.pieces == vocabulary.pieces
     if not same_pieces and _source(model) == "text":
         raise ConfigError(
@@ -173,6 +172,36 @@ def take_encoder(model: Translator, vocabulary: Vocabulary, run: Path) -> None:
     model.model.encoder.load_state_dict(other.model.encoder.state_dict())
     if same_pieces and model.ctc_head is not None and other.ctc_head is not None:
         model.ctc_head.load_state_dict(other.ctc_head.state_dict())
+
+
+def take_decoder(model: Translator, vocabulary: Vocabulary, run: Path) -> None:
+    """Give a new model the decoder of a run, with its subwords; the run may read text or speech.
+
+    Args:
+        model: changed in place.
+        vocabulary: of the new model.
+        run: the run folder, of text for one, of which there is more than of speech.
+
+    Raises:
+        ConfigError: if the decoders are not of one size and kind, or know other subwords.
+    """
+    other, its_vocabulary = load_run(run)
+    _check_same(model, other, DECODER_SETTINGS, f"decoder_from={run}")
+    if its_vocabulary.pieces != vocabulary.pieces:
+        raise ConfigError(
+            f"decoder_from={run} knows other subwords; prepare the data with "
+            f"--use-vocabulary {run}/model"
+        )
+    model.model.decoder.load_state_dict(other.model.decoder.state_dict())
+
+
+def _check_same(model: Translator, other: Translator, settings: Sequence[str], given: str) -> None:
+    for name in settings:
+        theirs, ours = (getattr(each.config, name, None) for each in (other, model))
+        if theirs != ours:
+            raise ConfigError(
+                f"{given} has {name}={theirs}, and this model {ours}; train both with the same"
+            )
 
 
 def load_run(path: Path) -> tuple[Translator, Vocabulary]:

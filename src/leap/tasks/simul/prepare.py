@@ -62,6 +62,8 @@ READERS: Mapping[str, Callable[[Path, str, str], Corpus]] = {
     "s2t": read_s2t,
 }
 """Of corpora that lie somewhere."""
+LONGEST_SILENCE = 10
+"""Seconds before and after a sentence."""
 FACTS = {
     "corpus": str,
     "source": str,
@@ -96,6 +98,9 @@ class PrepareConfig:
     """Language it is translated into."""
     speak: bool = False
     """Have espeak-ng speak the text, in many voices, with others for the tests."""
+    silence: float = 0.0
+    """Of text that is spoken: most seconds of silence before and after each sentence, as recordings
+    have it; how much is drawn."""
     store: Store = "features"
     """What to keep of speech to train on: frames as float16, or sound that frames are made of when
     they are needed (of a corpus of recordings that is its own files)."""
@@ -123,6 +128,12 @@ class PrepareConfig:
             raise ConfigError(f"corpus={self.corpus} takes no data; leave it out")
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"limit={self.limit} must be 1 or more")
+        if not 0 <= self.silence <= LONGEST_SILENCE:
+            raise ConfigError(
+                f"silence={self.silence} is no number of seconds from 0 to {LONGEST_SILENCE}"
+            )
+        if self.silence and not self.speak:
+            raise ConfigError(f"silence={self.silence} is for text that is spoken: give --speak")
         known = {
             "numbers": ("de",),
             "multi30k": ("de",),
@@ -305,7 +316,7 @@ def _prepare(config: PrepareConfig, corpus: Corpus, folder: RunFolder, progress:
 def _sound_of(config: PrepareConfig, corpus: Corpus) -> SoundOf | None:
     """What gives the sound that is to be stored; None if there is none, or it lies in files."""
     if config.speak:
-        return speaker(corpus.source_language, config.seed)
+        return speaker(corpus.source_language, config.seed, config.silence)
     if config.corpus == "asterisk-prompts":
         return prompts_sound()
     return _recording if corpus.is_spoken and config.store == "features" else None

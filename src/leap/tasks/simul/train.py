@@ -15,6 +15,7 @@ from leap.tasks.simul.model import (
     build_model,
     check_model,
     save_model,
+    take_decoder,
     take_encoder,
 )
 from leap.tasks.simul.paths import Paths
@@ -43,6 +44,9 @@ class TrainConfig(Recipe, Paths, ModelConfig):
     encoder_from: Path | None = None
     """Run whose encoder to begin with, as one that was trained on the transcripts; its sizes must
     be the same. By default all weights are new."""
+    decoder_from: Path | None = None
+    """Run whose decoder to begin with, as one that was trained on more text; its sizes and subwords
+    must be the same. By default all weights are new."""
     tokens: int | None = None
     """Subwords of the longer side in a batch, or frames of speech, padding counted; by default 1024
     and 16384."""
@@ -135,4 +139,6 @@ def _build(config: TrainConfig, prepared: Prepared) -> Translator:
     model.config.source_language = prepared.facts["source"]
     if config.encoder_from is not None:
         take_encoder(model, prepared.vocabulary, config.encoder_from)
+    if config.decoder_from is not None:
+        take_decoder(model, prepared.vocabulary, config.decoder_from)
     return model

@@ -1,4 +1,5 @@
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -52,6 +53,26 @@ def test_slow_speech_is_longer_and_noise_is_heard():
     noisy = Delivery("en-us+m3", speed=160, pitch=50, volume=0.5, noise=0.0, seed=0)
     calm, loud = (speak("Two young men.", d) for d in (PLAIN, noisy))
     assert np.abs(loud - calm).std() > 10 * np.abs(calm[:100]).std()
+
+
+def test_silence_is_drawn_and_changes_nothing_else():
+    sentences = [Sentence("a", "b", id=str(i)) for i in range(200)]
+    found = [draw_delivery(each, "train", "en", 0, silence=0.3) for each in sentences]
+    assert [replace(each, before=0.0, after=0.0) for each in found] == deliveries("train")
+    for name in ("before", "after"):
+        drawn = [getattr(each, name) for each in found]
+        assert 0 <= min(drawn) < 0.02 and 0.28 < max(drawn) <= 0.3
+    assert any(each.before != each.after for each in found)
+
+
+@needs_espeak
+def test_silence_around_a_sentence_holds_its_noise_alone():
+    around = speak("Two young men.", replace(PLAIN, before=0.25, after=0.5))
+    plain = speak("Two young men.", PLAIN)
+    assert len(around) == len(plain) + 12000
+    for silent in (around[:4000], around[-8000:]):
+        assert 0 < silent.std() < 0.1 * plain.std()
+    assert around[4000 : 4000 + len(plain)].std() == pytest.approx(plain.std(), rel=0.05)
 
 
 @needs_espeak

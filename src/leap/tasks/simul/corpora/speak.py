@@ -56,9 +56,14 @@ class Delivery:
     """Below the voice, in decibels."""
     seed: int
     """Of the noise."""
+    before: float = 0.0
+    after: float = 0.0
+    """Seconds in which only the noise is heard."""
 
 
-def draw_delivery(sentence: Sentence, part: str, language: str, seed: int) -> Delivery:
+def draw_delivery(
+    sentence: Sentence, part: str, language: str, seed: int, silence: float = 0.0
+) -> Delivery:
     """How to speak a sentence.
 
     Args:
@@ -66,6 +71,7 @@ def draw_delivery(sentence: Sentence, part: str, language: str, seed: int) -> De
         part: any other than `train` and `valid` is a test.
         language: of the source.
         seed: another one has everything spoken otherwise.
+        silence: most seconds of it before and after the sentence.
     """
     chance = random.Random(f"{seed} {part} {sentence.id}")
     accent = chance.choice(ACCENTS.get(language, (language,)))
@@ -77,11 +83,13 @@ def draw_delivery(sentence: Sentence, part: str, language: str, seed: int) -> De
         volume=chance.uniform(0.3, 1.0),
         noise=chance.uniform(15, 40),
         seed=chance.getrandbits(32),
+        before=chance.uniform(0, silence),
+        after=chance.uniform(0, silence),
     )
 
 
 def speak(text: str, delivery: Delivery) -> Samples:
-    """A text as sound, at the rate of our models, with noise.
+    """A text as sound, at the rate of our models, with noise, and silence around it.
 
     Raises:
         ConfigError: if there is no espeak-ng, or not this voice.
@@ -104,17 +112,20 @@ def speak(text: str, delivery: Delivery) -> Samples:
     sound = resample(spoken, rate, RATE)
     sound *= delivery.volume / max(1.0, float(np.abs(sound).max()))
     level = float(np.sqrt(np.mean(sound**2))) * 10 ** (-delivery.noise / 20)
+    sound = np.pad(sound, (round(delivery.before * RATE), round(delivery.after * RATE)))
     noise = np.random.default_rng(delivery.seed).standard_normal(len(sound), np.float32)
     return np.clip(sound + level * noise, -1, 1).astype(np.float32)
 
 
-def speaker(language: str, seed: int) -> Callable[[str, Sentence], tuple[Samples, str]]:
+def speaker(
+    language: str, seed: int, silence: float = 0.0
+) -> Callable[[str, Sentence], tuple[Samples, str]]:
     """What speaks the sentences of a corpus: the sound, and the name of the voice."""
     if shutil.which("espeak-ng") is None:
         raise ConfigError(missing())
 
     def sound_of(part: str, sentence: Sentence) -> tuple[Samples, str]:
-        delivery = draw_delivery(sentence, part, language, seed)
+        delivery = draw_delivery(sentence, part, language, seed, silence)
         return speak(sentence.source, delivery), delivery.voice
 
     return sound_of
