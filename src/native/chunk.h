@@ -1,4 +1,5 @@
-/* A chunk: 64 tokens of one head, read where they stand and made ready in the cache.
+/* A chunk: 64 tokens of one head, read where they stand and made ready in the cache. In the causal
+form they are queries and keys, in the whole form, without gates, either.
 
     q_i = phi(q_i) 2^-n_i        n_i brings the largest feature near 1; a query's scale cancels
     a_ij = (q_i . k_j) (x_i . y_j) exp(c_i - c_j)         j <= i
@@ -37,7 +38,7 @@ struct Sizes {
     int f, e, r, fp, ep, parts, F; /* parts: max(r, 1), F: parts fp, the width of the state */
     bool fades;
 
-    explicit Sizes(const Causal &a)
+    explicit Sizes(const Attention &a)
         : f((int)a.features), e((int)a.values), r((int)a.rank), fp(padded(a.features)),
           ep(padded(a.values)), parts(r ? r : 1), F(parts * fp), fades(a.gate.data || a.rate) {}
 
@@ -55,9 +56,10 @@ struct Ahead {
         lines[n_views] = (width * (x.type == FLOAT32 ? 4 : 2) + 63) / 64;
         views[n_views++] = &x;
     }
-    void begin(const Causal &a, int64_t b_, int64_t h_, int64_t t) {
-        b = b_, h = h_, next = t < 0 ? a.tokens : t;
-        end = a.tokens - next < C ? a.tokens : next + C;
+    /* Of `total` tokens those from t on; none if t is negative. */
+    void begin(int64_t total, int64_t b_, int64_t h_, int64_t t) {
+        b = b_, h = h_, next = t < 0 ? total : t;
+        end = total - next < C ? total : next + C;
     }
     void some() {
         if (next >= end) return;
@@ -97,10 +99,15 @@ struct Chunk {
         between = m.take(s.fades ? C * C : 0);
     }
 
-    /* Read tokens t.. of a head; without queries where only the state is to move on. */
-    void read(const Causal &a, int64_t b, int64_t h, int64_t t, bool queries) {
-        n = (int)(a.tokens - t < C ? a.tokens - t : C);
-        rows = (n + 7) / 8 * 8;
+    /* Read tokens t.. of a head, as queries and as keys. */
+    void read(const Attention &a, int64_t b, int64_t h, int64_t t) {
+        read_keys(a, b, h, t);
+        read_queries(a, b, h, t);
+        transpose(C, s.fp, k, s.fp, kt, C);
+    }
+
+    void read_keys(const Attention &a, int64_t b, int64_t h, int64_t t) {
+        begin(a.sources - t);
         if (s.fades) fade(a, b, h, t);
         const uint8_t *mask = (const uint8_t *)a.mask.data;
         if (mask) mask += b * a.mask.stride[0] + t * a.mask.stride[2];
@@ -108,13 +115,15 @@ struct Chunk {
         read_rows<NO_MAP>(a, a.v, b, h, t, masked, v, s.e, s.ep);
         read_features(a, a.k, a.map_k, b, h, t, masked, k);
         read_hands(a.y, b, h, t, masked, y, until, wk);
-        if (!queries) return;
+    }
+
+    void read_queries(const Attention &a, int64_t b, int64_t h, int64_t t) {
+        begin(a.tokens - t);
         bool none[C];
         for (int i = 0; i < C; i++) none[i] = i >= n;
         read_features(a, a.q, a.map_q, b, h, t, none, q);
         read_hands(a.x, b, h, t, none, x, since, wq);
         for (int i = 0; i < C; i++) scale[i] = bring_near_one(q + i * s.fp);
-        transpose(C, s.fp, k, s.fp, kt, C);
     }
 
     /* to[m, j] = from[j] w_m[j]: rows of `width`, weighed for each part; `from` itself without weights. */
@@ -145,6 +154,17 @@ struct Chunk {
             }
     }
 
+    /* A vector whose sum is what query i has of sums of keys, sum_m wq_im q_i . k_sum_m. */
+    ALWAYS_MEMBER vf asked(int i, const float *k_sum) const {
+        vf total = {};
+        for (int m = 0; m < s.parts; m++) {
+            vf part = {};
+            for (int f = 0; f < s.fp; f += W) part += load(q + i * s.fp + f) * load(k_sum + m * s.fp + f);
+            total += wq ? all(wq[m * C + i]) * part : part;
+        }
+        return total;
+    }
+
     /* How scores of row i and columns j.. are weighed: (x_i . y_j) exp(c_i - c_j). */
     ALWAYS_MEMBER vf weights(int i, int j) const {
         vf w = all(1.0f);
@@ -156,7 +176,7 @@ struct Chunk {
     }
 
     /* The gradient of phi at the features of a query or key, times g. */
-    ALWAYS_MEMBER void unmap(float *g, const float *feature, float unit, int64_t map, const Causal &a) const {
+    ALWAYS_MEMBER void unmap(float *g, const float *feature, float unit, int64_t map, const Attention &a) const {
         if (map == NO_MAP) return;
         vf scaled = all(1 / unit), total = {};
         vf top = exponential(all((float)a.map_limit)), factor = all((float)a.map_scale);
@@ -179,7 +199,12 @@ struct Chunk {
     }
 
 private:
-    void fade(const Causal &a, int64_t b, int64_t h, int64_t t) {
+    void begin(int64_t left) {
+        n = (int)(left < C ? left : C);
+        rows = (n + 7) / 8 * 8;
+    }
+
+    void fade(const Attention &a, int64_t b, int64_t h, int64_t t) {
         if (a.rate && faded == n) return;
         bool is_known = a.rate && faded; /* All but the end of the chunk. */
         faded = n;
@@ -224,7 +249,7 @@ private:
             }
     }
 
-    void read_features(const Causal &a, const View &x, int64_t map, int64_t b, int64_t h, int64_t t, const bool *none, float *to) {
+    void read_features(const Attention &a, const View &x, int64_t map, int64_t b, int64_t h, int64_t t, const bool *none, float *to) {
         switch (map) {
         case NO_MAP: return read_rows<NO_MAP>(a, x, b, h, t, none, to, s.f, s.fp);
         case RELU: return read_rows<RELU>(a, x, b, h, t, none, to, s.f, s.fp);
@@ -236,7 +261,7 @@ private:
 
     /* Rows of numbers, mapped; 0 where there is no token, and beyond their width. */
     template <int MAP>
-    void read_rows(const Causal &a, const View &x, int64_t b, int64_t h, int64_t t, const bool *none, float *to, int width, int padded) {
+    void read_rows(const Attention &a, const View &x, int64_t b, int64_t h, int64_t t, const bool *none, float *to, int width, int padded) {
         vf factor = all((float)a.map_scale), limit = all((float)a.map_limit);
         for (int i = 0; i < C; i++, to += padded) {
             if (none[i]) {

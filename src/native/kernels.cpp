@@ -6,21 +6,26 @@
 #include "convolution.h"
 #include "kernels.h"
 #include "step.h"
+#include "whole.h"
 
 namespace {
 
-template <class Op> int64_t scratch_of(const Causal &call) {
+template <class Op> int64_t scratch_of(const Attention &call) {
     Memory m{nullptr};
     Op(call, m);
     return m.used;
 }
 
-int64_t causal_scratch(const Causal *call, int backward) {
+int64_t causal_scratch(const Attention *call, int backward) {
     return backward ? scratch_of<Backward>(*call) : scratch_of<Forward>(*call);
 }
 
+int64_t whole_scratch(const Attention *call, int backward) {
+    return backward ? scratch_of<WholeBackward>(*call) : scratch_of<WholeForward>(*call);
+}
+
 template <class Op> void rows(const void *call, float *scratch, Rows next, void *from) {
-    const Causal &a = *(const Causal *)call;
+    const Attention &a = *(const Attention *)call;
     Memory m{scratch};
     Op op(a, m);
     for (int64_t row; (row = next(from)) >= 0;) op.run(a, row);
@@ -84,6 +89,7 @@ void one_linear(const Linear *layer, int64_t rows, const float *x, float *y, flo
 #define NAMED(set) kernels_##set
 #define OF(set) NAMED(set)
 extern const Kernels OF(SET) = {causal_scratch, rows<Forward>, rows<Backward>, step_rows,
+                                  whole_scratch, rows<WholeForward>, rows<WholeBackward>,
                                   additive_scratch, additive_rows<&Additives::forward>, additive_rows<&Additives::backward>,
                                   convolution_scratch, convolution_rows<&Convolutions::forward>, convolution_rows<&Convolutions::backward>,
                                   blocks_scratch, through_blocks, one_linear_scratch, one_linear};

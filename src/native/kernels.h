@@ -9,8 +9,10 @@ typedef int64_t (*Rows)(void *from);
 typedef void (*Share)(const void *call, float *scratch, Rows next, void *from);
 
 struct Kernels {
-    int64_t (*causal_scratch)(const Causal *call, int backward);
+    int64_t (*causal_scratch)(const Attention *call, int backward);
     Share causal, causal_backward, step;
+    int64_t (*whole_scratch)(const Attention *call, int backward);
+    Share whole, whole_backward;
     int64_t (*additive_scratch)(const Additive *call);
     Share additive, additive_backward;
     int64_t (*convolution_scratch)(const Convolution *call);

@@ -78,8 +78,8 @@ void share_out(Share share, const void *call, int64_t n_rows, float *scratch, in
 
 extern "C" {
 
-const int64_t leap_interface[8] = {LEAP_INTERFACE,   sizeof(Causal), sizeof(Step),  sizeof(Additive),
-                                   sizeof(Block), sizeof(Past),   sizeof(Linear), sizeof(Convolution)};
+const int64_t leap_interface[8] = {LEAP_INTERFACE, sizeof(Attention), sizeof(Step),   sizeof(Additive),
+                                   sizeof(Block),  sizeof(Past),      sizeof(Linear), sizeof(Convolution)};
 
 const char *leap_instructions(void) { return in_use().name; }
 
@@ -89,16 +89,28 @@ int leap_use_instructions(const char *name) {
     return 0;
 }
 
-int64_t leap_causal_scratch(const Causal *call, int backward) {
+int64_t leap_causal_scratch(const Attention *call, int backward) {
     return in_use().kernels->causal_scratch(call, backward);
 }
 
-void leap_causal(const Causal *call, float *scratch, int threads) {
+void leap_causal(const Attention *call, float *scratch, int threads) {
     share_out(in_use().kernels->causal, call, call->batch * call->heads, scratch, leap_causal_scratch(call, 0), threads);
 }
 
-void leap_causal_backward(const Causal *call, float *scratch, int threads) {
+void leap_causal_backward(const Attention *call, float *scratch, int threads) {
     share_out(in_use().kernels->causal_backward, call, call->batch * call->heads, scratch, leap_causal_scratch(call, 1), threads);
+}
+
+int64_t leap_whole_scratch(const Attention *call, int backward) {
+    return in_use().kernels->whole_scratch(call, backward);
+}
+
+void leap_whole(const Attention *call, float *scratch, int threads) {
+    share_out(in_use().kernels->whole, call, call->batch * call->heads, scratch, leap_whole_scratch(call, 0), threads);
+}
+
+void leap_whole_backward(const Attention *call, float *scratch, int threads) {
+    share_out(in_use().kernels->whole_backward, call, call->batch * call->heads, scratch, leap_whole_scratch(call, 1), threads);
 }
 
 void leap_step(const Step *call, int threads) {

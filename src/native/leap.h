@@ -16,9 +16,10 @@ typedef struct {
     int64_t type;
 } View;
 
-/* Causal linear attention and its gradients; see causal.h. */
+/* Linear attention and its gradients: causal, see causal.h, or to a whole sequence, see whole.h. */
 typedef struct {
     int64_t batch, heads, tokens, features, values, rank; /* rank 0: no re-weighting */
+    int64_t sources;                                      /* keys and values: in the causal form as many as tokens */
     int64_t map_q, map_k;                                 /* applied to q and k as they are read */
     double map_scale, map_limit;                          /* of EXP: e^min(scale x, limit) */
     double eps;
@@ -26,16 +27,17 @@ typedef struct {
     View q, k, v, x, y, gate; /* gate: [b, h, t] */
     View mask;                /* bytes [b, 1, t], 0 at pads */
     const double *rate;       /* [h], in place of gates that are the same at every token */
-    const double *kv, *k_sum; /* the state before, [b, h, r f, e] and [b, h, r f]; null for none */
+    const double *kv, *k_sum; /* the state before, [b, h, r f, e] and [b, h, r f]; null for none. In the
+                                 backward of the whole form, that of all keys */
     double *kv_after, *k_sum_after;
     float *den;   /* [b, h, t] */
-    float *marks; /* [stretches, b, h, mark], what the backward begins its stretches from */
+    float *marks; /* [stretches, b, h, mark], what the causal backward begins its stretches from */
     View o;
     View d_o;                         /* from here on for the backward alone */
     const double *dkv_after, *dk_sum_after; /* null for 0 */
     double *dkv, *dk_sum;             /* null where nobody asks */
     View dq, dk, dv, dx, dy, dgate;
-} Causal;
+} Attention;
 
 /* Causal linear attention of one more token for each row; see step.h. */
 typedef struct {
@@ -121,13 +123,13 @@ typedef struct {
     double *dweight;            /* [b, taps, d] */
 } Convolution;
 
-#define LEAP_INTERFACE 3 /* Another number whenever fields change their meaning. */
+#define LEAP_INTERFACE 4 /* Another number whenever fields change their meaning. */
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* What a caller must have been written for: LEAP_INTERFACE, and the sizes of Causal, Step, Additive,
+/* What a caller must have been written for: LEAP_INTERFACE, and the sizes of Attention, Step, Additive,
 Block, Past, Linear and Convolution. */
 extern const int64_t leap_interface[8];
 
@@ -137,9 +139,12 @@ const char *leap_instructions(void);
 int leap_use_instructions(const char *name);
 
 /* Floats of scratch memory that each thread needs. */
-int64_t leap_causal_scratch(const Causal *call, int backward);
-void leap_causal(const Causal *call, float *scratch, int threads);
-void leap_causal_backward(const Causal *call, float *scratch, int threads);
+int64_t leap_causal_scratch(const Attention *call, int backward);
+void leap_causal(const Attention *call, float *scratch, int threads);
+void leap_causal_backward(const Attention *call, float *scratch, int threads);
+int64_t leap_whole_scratch(const Attention *call, int backward);
+void leap_whole(const Attention *call, float *scratch, int threads);
+void leap_whole_backward(const Attention *call, float *scratch, int threads);
 int64_t leap_additive_scratch(const Additive *call);
 void leap_additive(const Additive *call, float *scratch, int threads);
 void leap_additive_backward(const Additive *call, float *scratch, int threads);

@@ -17,9 +17,11 @@ from leap.ops import (
     WindowState,
     additive_attention,
     causal_linear_attention,
+    linear_attention,
 )
 from leap.ops.backends import using
-from leap.ops.native import additive, causal, library
+from leap.ops.linear import read_and_attend
+from leap.ops.native import additive, causal, library, whole
 from leap.ops.tolerance import TOLERANCES, relative_error
 
 BUILD = Path(__file__).parents[2] / "src" / "native" / "build.py"
@@ -199,6 +201,157 @@ def test_a_step_of_one_token_is_that_of_double_precision(rank, gated, instructio
             assert relative_error(x, exact[name]) <= TOLERANCES[torch.float32].output, name
         if from_state:  # Else there are no gradients but those of rounding.
             assert_within_tolerance(call.run("native"), call.run("torch", torch.double))
+
+
+class WholeCall:
+    """One call of linear attention to a whole sequence, its inputs in float32."""
+
+    def __init__(self, lengths, widths, rank, masked, **options):
+        (t, n), (f, e), b, h = lengths, widths, 2, 3
+        self.inputs = {
+            "q": heads_side_by_side(b, h, t, f).abs(),
+            "k": heads_side_by_side(b, h, n, f).abs(),
+            "v": heads_side_by_side(b, h, n, e),
+        }
+        if rank:
+            self.inputs |= {"x": torch.rand(b, h, t, rank), "y": torch.rand(b, h, n, rank)}
+        self.options = options | {"key_mask": torch.rand(b, n) < 0.7 if masked else None}
+        wide = f * max(rank, 1)
+        self.upstream = (
+            heads_side_by_side(b, h, t, e),
+            0.01 * torch.randn(b, h, wide, e).double(),
+            0.01 * torch.randn(b, h, wide).double(),
+        )
+
+    def run(self, backend, dtype=torch.float32):
+        """The output and the sums of the state, and the gradients of all inputs, by name."""
+        given = {name: x.detach().to(dtype).requires_grad_() for name, x in self.inputs.items()}
+        outputs = self.attend(backend, **given)
+        upstream = [g.to(x.dtype) for g, x in zip(self.upstream, outputs, strict=True)]
+        grads = torch.autograd.grad(outputs, list(given.values()), upstream)
+        named = {f"d{name}": g for name, g in zip(given, grads, strict=True)}
+        return dict(zip(("o", "state.kv", "state.k"), outputs, strict=True)) | named
+
+    def attend(self, backend, q, k, v, x=None, y=None):
+        weights = None if x is None else (x, y)
+        o, state = read_and_attend(q, k, v, reweighting=weights, backend=backend, **self.options)
+        return o, state.kv, state.k
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize(
+    ("lengths", "widths"),
+    [
+        ((1, 9), (8, 8)),
+        ((9, 63), (5, 3)),
+        ((65, 7), (16, 16)),
+        ((64, 130), (24, 40)),
+        ((150, 150), (64, 64)),
+    ],
+    ids=str,
+)
+def test_attention_to_a_whole_sequence_is_that_of_double_precision(
+    lengths, widths, rank, instructions
+):
+    for masked, normalise in product([False, True], repeat=2):
+        if rank == 1 and normalise:
+            continue  # x cancels, and its gradient is that of rounding.
+        call = WholeCall(lengths, widths, rank, masked, normalise=normalise)
+        assert_within_tolerance(call.run("native"), call.run("torch", torch.double))
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+@pytest.mark.parametrize("feature", whole.MAPS)
+def test_a_map_fused_with_attention_to_a_whole_sequence_is_the_map_itself(
+    feature, normalise, instructions
+):
+    call = WholeCall((70, 40), (24, 8), 2, True, normalise=normalise, feature=feature)
+    for name in "qk":
+        call.inputs[name] = torch.randn_like(call.inputs[name])
+    call.inputs["q"][:, :, :9] = call.inputs["q"][:, :, :9].round()  # Several are the largest.
+    assert_within_tolerance(call.run("native"), call.run("torch", torch.double))
+
+
+def test_whole_sequences_that_are_long_keep_within_the_tolerance():
+    """Past 8,192 keys, where their sums are brought to double precision."""
+    call = WholeCall((100, 20000), (8, 8), 2, True)
+    assert_within_tolerance(call.run("native"), call.run("torch", torch.double))
+
+
+def test_whole_sequences_of_bfloat16_are_summed_in_float32():
+    call = WholeCall((200, 150), (16, 24), 2, True)
+    call.inputs = {n: x.bfloat16().to(x.dtype) if n in "qkv" else x for n, x in call.inputs.items()}
+    exact = call.run("torch", torch.double)
+    given = {n: x.bfloat16() if n in "qkv" else x for n, x in call.inputs.items()}
+    given = {name: x.detach().requires_grad_() for name, x in given.items()}
+    outputs = call.attend("native", **given)
+    assert [x.dtype for x in outputs] == [torch.bfloat16, torch.float64, torch.float64]
+    upstream = [g.to(x.dtype) for g, x in zip(call.upstream, outputs, strict=True)]
+    grads = torch.autograd.grad(outputs, list(given.values()), upstream)
+    found = {"o": outputs[0]} | {f"d{name}": g for name, g in zip(given, grads, strict=True)}
+    assert_within_tolerance(found, exact, torch.bfloat16)
+
+
+@pytest.mark.parametrize("lengths", [(0, 5), (5, 0)], ids=str)
+def test_no_query_and_no_key_are_fine(lengths):
+    call = WholeCall(lengths, (8, 8), 2, False)
+    found, exact = call.run("native"), call.run("torch", torch.double)
+    for name, x in exact.items():
+        assert_close(found[name].float(), x.float())
+
+
+def test_pads_of_a_whole_sequence_may_hold_anything():
+    call = WholeCall((30, 70), (8, 8), 2, True, feature="exp")
+    expected = call.run("native")
+    pads = ~call.options["key_mask"][:, None, :, None]
+    for name in ("k", "v", "y"):
+        call.inputs[name] = call.inputs[name].masked_fill(pads, torch.nan)
+    assert_close(call.run("native"), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("outermost", [1, 2, 3])
+def test_a_whole_sequence_of_any_strides_gives_the_same_bits(outermost):
+    call = WholeCall((70, 90), (8, 16), 2, True)
+    expected = call.run("native")
+    for name, x in call.inputs.items():
+        call.inputs[name] = x.movedim(outermost, 0).contiguous().movedim(0, outermost)
+    call.upstream = (call.upstream[0].mT.contiguous().mT, *call.upstream[1:])
+    found = call.run("native")
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_whole_sequence_gives_the_same_bits_on_any_number_of_threads(monkeypatch):
+    call = WholeCall((70, 90), (16, 16), 2, True)
+    expected = call.run("native")
+    monkeypatch.setattr(library, "n_threads", lambda work, rows: min(4, rows))
+    found = call.run("native")
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_second_derivatives_of_attention_to_a_whole_sequence_are_there():
+    call = WholeCall((10, 12), (8, 8), 2, True, feature="elu_plus_one")
+    given = {name: x.requires_grad_() for name, x in call.inputs.items()}
+    results = []
+    for backend in ("torch", "native"):
+        o, *_ = call.attend(backend, **given)
+        first = torch.autograd.grad(o.square().sum(), list(given.values()), create_graph=True)
+        total = sum(g.square().sum() for g in first)
+        results.append(torch.autograd.grad(total, list(given.values())))
+    for found, expected in zip(*results, strict=True):
+        assert relative_error(found, expected) < 1e-3
+
+
+def test_the_compiler_finds_nothing_wrong_with_attention_to_a_whole_sequence(shapes_unchecked):
+    call = WholeCall((20, 30), (8, 8), 2, True)
+    given = [x.requires_grad_() for x in call.inputs.values()]
+    torch.library.opcheck(whole.attend_op, (*given, call.options["key_mask"], "relu", True, 1e-6))
+
+
+def test_what_it_cannot_take_of_a_whole_sequence_goes_to_torch_unless_it_was_named():
+    q, k, v = torch.rand(3, 1, 2, 70, 8, dtype=torch.double).unbind(0)
+    with pytest.raises(InputError, match=r"'native' cannot answer this call: .* float64"):
+        linear_attention(q, k, v, backend="native")
+    assert torch.equal(linear_attention(q, k, v), linear_attention(q, k, v, backend="torch"))
 
 
 class AdditiveCall:

@@ -102,7 +102,7 @@ class Result(Measured):
     speed: float
     """Speed-up over the baseline."""
     operations: int | None
-    """Floating-point operations of causal linear attention; None of all others."""
+    """Floating-point operations of linear attention; None of all others."""
     touched: int
     """Bytes of inputs, outputs and their gradients, each counted once."""
     sgemm: float

@@ -26,7 +26,7 @@ from leap.ops import (
     causal_proportional_attention,
     linear_attention,
 )
-from leap.ops.features import position_proportion, proportional
+from leap.ops.features import cosine, position_proportion
 from leap.ops.linear import CHUNK_SIZE
 
 
@@ -47,20 +47,23 @@ class Definition:
     window: int | None = None
     """How many tokens, the last being itself, a token sees; None for no limit."""
     rank: int | None = None
-    """Numbers per token of the re-weighting, of causal linear attention; None of all others."""
+    """Numbers per token of the re-weighting, of linear attention; None of all others."""
 
     def operations(self, tokens: int, width: int, *, backward: bool) -> int | None:
-        """Floating-point operations per head of causal linear attention, None of all others.
+        """Floating-point operations per head of linear attention, None of all others.
 
         With chunks of C tokens, d wide, and a state of r parts, d x d each, a token is added to the
         state and reads it, and meets half of its chunk twice, for scores and for values. Backward,
         the state is computed again; queries, keys, values and the state have a gradient each; and
-        the scores are computed again, with gradients of scores, queries, keys and values.
+        the scores are computed again, with gradients of scores, queries, keys and values. Where
+        every token sees every other there are no chunks, and no state to compute again.
         """
         if self.rank is None:
             return None
         state, chunk = max(self.rank, 1) * width**2, width * (CHUNK_SIZE + 1) // 2
         products = (2 + 5, 2 + 5) if backward else (2, 2)
+        if not self.causal:
+            products = (2 + 4, 0) if backward else (2, 0)
         return 2 * tokens * (products[0] * state + products[1] * chunk)
 
     @property
@@ -149,9 +152,10 @@ LEAPFORMER = (
         QKPSV,
         leapformer_scores,
         lambda q, k, p, s, v: linear_attention(
-            proportional(relu(q), p), proportional(relu(k), s), v
+            q, k, v, reweighting=(cosine(p), cosine(s)), feature="relu"
         ),
         causal=False,
+        rank=2,
     ),
 )
 COSFORMER = (Definition("cosformer", QKV, cosformer_scores, _cosformer, rank=2),)

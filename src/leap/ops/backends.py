@@ -39,9 +39,9 @@ class Backend:
 
 BACKENDS: dict[str, Backend] = {
     "native": Backend(
-        covers="on the CPU, float32 and bfloat16: causal linear attention, with gates per head; "
-        "additive attention; in float32 the short convolution, and one more token through all "
-        "layers of a decoder at once",
+        covers="on the CPU, float32 and bfloat16: linear attention, causal with gates per head, or "
+        "bidirectional; additive attention; in float32 the short convolution, and one more token "
+        "through all layers of a decoder at once",
         missing=library.missing,
     ),
     "triton": Backend(

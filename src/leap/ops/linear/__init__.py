@@ -58,6 +58,7 @@ from leap.ops.linear.reference import (
 from leap.ops.linear.state import LinearState, sums
 from leap.ops.native import causal as native
 from leap.ops.native import step as native_step
+from leap.ops.native import whole as native_whole
 from leap.ops.packing import check_cu_seqlens, run_packed
 from leap.ops.state import as_given, count_tokens, finest, mask_tokens
 from leap.ops.travel import ClockState, clock, travelled, walked
@@ -96,6 +97,7 @@ def linear_attention(
     *,
     reweighting: Reweighting | None = None,
     key_mask: Bool[Tensor, "b n"] | None = None,
+    feature: str | None = None,
     normalise: bool = True,
     eps: float = 1e-6,
     backend: str | None = None,
@@ -107,6 +109,8 @@ def linear_attention(
         v: values.
         reweighting: x `[b, h, t, r]` and y `[b, h, n, r]`, which multiply scores by x_i . y_j.
         key_mask: true at real keys; the rest count in neither numerator nor denominator.
+        feature: a map in `leap.ops.features.FEATURES` that q and k are yet to go through; fused
+            with the rest where the backend can. None where they are features already.
         normalise: divide by the sum of scores; without it, the weighted sum itself.
         eps: floor of the normaliser, reached where no key shares a feature with the query.
         backend: what is to compute it, by its name in `leap.ops.backends`; else what suits best.
@@ -117,6 +121,7 @@ def linear_attention(
         v,
         reweighting=reweighting,
         key_mask=key_mask,
+        feature=feature,
         normalise=normalise,
         eps=eps,
         backend=backend,
@@ -130,6 +135,7 @@ def read_and_attend(
     *,
     reweighting: Reweighting | None = None,
     key_mask: Bool[Tensor, "b n"] | None = None,
+    feature: str | None = None,
     normalise: bool = True,
     eps: float = 1e-6,
     backend: str | None = None,
@@ -140,10 +146,19 @@ def read_and_attend(
     """
     tokens = check_inputs(q, k, v, key_mask, reweighting)
     is_named = backends.is_named(backend, "triton")
-    refused = triton_whole.refusal(tokens, is_named=is_named)
-    chosen = backends.choose(backend, {"triton": refused, "reference": None})
+    refusals = {
+        "native": native_whole.refusal(tokens, None),
+        "triton": triton_whole.refusal(tokens, is_named=is_named),
+    }
+    chosen = backends.choose(backend, refusals | {"reference": None})
+    if feature is not None and not (chosen == "native" and feature in native_whole.MAPS):
+        tokens, feature = mapped(tokens, feature), None
+    q, k, v, *weights = tokens
+    x, y = (None if each is None else each.to(precision(tokens)) for each in weights)
+    if chosen == "native":
+        o, kv, k_sum, _ = native_whole.attend(q, k, v, x, y, key_mask, feature, normalise, eps)
+        return o, LinearState(kv=kv, k=k_sum, length=_lengths(v, key_mask))
     if chosen == "triton":
-        x, y = (None if each is None else each.to(precision(tokens)) for each in tokens[3:])
         o, kv, k_sum, *_ = triton_whole.attend(q, k, v, x, y, key_mask, normalise, eps)
         return o, LinearState(kv=kv, k=k_sum, length=_lengths(v, key_mask))
     if chosen == "reference":

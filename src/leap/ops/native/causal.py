@@ -14,12 +14,12 @@ from leap.ops.features import LARGEST
 from leap.ops.linear import chunked
 from leap.ops.linear.parts import Tokens, mapped, without_pads
 from leap.ops.native.library import (
-    Causal,
+    Attention,
     address,
     direct,
     like,
     refuses,
-    run_causal,
+    run_attention,
     side_by_side,
     view,
 )
@@ -63,13 +63,13 @@ def _attend(
     o, den, kv_after, k_sum_after, marks = outputs = _outputs(q, k, v, x)
     q, k, v = map(side_by_side, (q, k, v))
     x, y = (None if each is None else side_by_side(each) for each in (x, y))
-    call = _call(q, k, v, x, y, log_gate, key_mask, o, den, marks, feature, normalise, eps)
+    call = call_of(q, k, v, x, y, log_gate, key_mask, o, den, marks, feature, normalise, eps)
     rates = None if rate is None else torch.tensor(rate, dtype=torch.double)
     before = [None if each is None else each.contiguous() for each in (kv, k_sum)]
     call.rate = address(rates)
     call.kv, call.k_sum = map(address, before)
     call.kv_after, call.k_sum_after = address(kv_after), address(k_sum_after)
-    run_causal(call, backward=False, like=q, work=_work(q, v, x))
+    run_attention("causal", call, backward=False, like=q, work=work_of(q, v, x))
     return outputs
 
 
@@ -97,7 +97,7 @@ def _attend_backward(
     *inputs, dkv_before, dk_sum_before = grads = _gradients(q, k, v, x, y, log_gate, has_state)
     q, k, v, do = map(side_by_side, (q, k, v, do))
     x, y = (None if each is None else side_by_side(each) for each in (x, y))
-    call = _call(q, k, v, x, y, log_gate, key_mask, o, den, marks, feature, normalise, eps)
+    call = call_of(q, k, v, x, y, log_gate, key_mask, o, den, marks, feature, normalise, eps)
     call.d_o = view(do)
     rates = None if rate is None else torch.tensor(rate, dtype=torch.double)
     after = [None if each is None else each.contiguous() for each in (dkv, dk_sum)]
@@ -106,11 +106,11 @@ def _attend_backward(
     if has_state:
         call.dkv, call.dk_sum = address(dkv_before), address(dk_sum_before)
     call.dq, call.dk, call.dv, call.dx, call.dy, call.dgate = map(view, inputs)
-    run_causal(call, backward=True, like=q, work=2 * _work(q, v, x))
+    run_attention("causal", call, backward=True, like=q, work=2 * work_of(q, v, x))
     return grads
 
 
-def _call(
+def call_of(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -120,13 +120,13 @@ def _call(
     key_mask: Tensor | None,
     o: Tensor,
     den: Tensor,
-    marks: Tensor,
+    marks: Tensor | None,
     feature: str | None,
     normalise: bool,
     eps: float,
-) -> Causal:
+) -> Attention:
     """What both passes say of a call."""
-    call = Causal(*q.shape, v.shape[-1], 0 if x is None else x.shape[-1])
+    call = Attention(*q.shape, v.shape[-1], 0 if x is None else x.shape[-1], v.shape[2])
     call.eps, call.normalise = eps, normalise
     call.map_scale, call.map_limit = 1, math.log(LARGEST)
     call.map_q, call.map_k = (0, 0) if feature is None else MAPS[feature]
@@ -136,7 +136,7 @@ def _call(
     return call
 
 
-def _work(q: Tensor, v: Tensor, x: Tensor | None) -> int:
+def work_of(q: Tensor, v: Tensor, x: Tensor | None) -> int:
     """Multiplications of a forward pass, roughly."""
     b, h, t, f = q.shape
     return b * h * t * f * v.shape[-1] * (2 if x is None else 2 * x.shape[-1])

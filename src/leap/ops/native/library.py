@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 LIBRARY, REASON = "libleap.so", "not-built.txt"
-INTERFACE = 3  # LEAP_INTERFACE in src/native/leap.h.
+INTERFACE = 4  # LEAP_INTERFACE in src/native/leap.h.
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.bool: 0}
 LEAST_WORK = 2**22  # Multiplications below which a second thread costs more than it brings.
 
@@ -27,13 +27,13 @@ class View(ctypes.Structure):
     )
 
 
-class Causal(ctypes.Structure):
-    """A call of causal linear attention."""
+class Attention(ctypes.Structure):
+    """A call of linear attention, causal or to a whole sequence."""
 
     _fields_ = (
         *(
             (name, ctypes.c_int64)
-            for name in ["batch", "heads", "tokens", "features", "values", "rank"]
+            for name in ["batch", "heads", "tokens", "features", "values", "rank", "sources"]
         ),
         *((name, ctypes.c_int64) for name in ("map_q", "map_k")),
         *((name, ctypes.c_double) for name in ("map_scale", "map_limit", "eps")),
@@ -205,7 +205,7 @@ def load(folder: Path) -> tuple[ctypes.CDLL | None, str | None]:
     except OSError as error:
         return None, f"the library does not load ({error})"
     past = 2 * len(PAST) * ctypes.sizeof(ctypes.c_void_p)
-    sizes = [ctypes.sizeof(kind) for kind in (Causal, Step, Additive, Block)]
+    sizes = [ctypes.sizeof(kind) for kind in (Attention, Step, Additive, Block)]
     expected = [INTERFACE, *sizes, past, ctypes.sizeof(Linear), ctypes.sizeof(Convolution)]
     try:
         found = list((ctypes.c_int64 * len(expected)).in_dll(library, "leap_interface"))
@@ -214,7 +214,7 @@ def load(folder: Path) -> tuple[ctypes.CDLL | None, str | None]:
     if found != expected:
         return None, "it was built from other sources; python src/native/build.py builds it anew"
     library.leap_instructions.restype = ctypes.c_char_p
-    library.leap_causal_scratch.restype = ctypes.c_int64
+    library.leap_causal_scratch.restype = library.leap_whole_scratch.restype = ctypes.c_int64
     library.leap_additive_scratch.restype = ctypes.c_int64
     library.leap_convolution_scratch.restype = ctypes.c_int64
     library.leap_blocks_scratch.restype = library.leap_linear_scratch.restype = ctypes.c_int64
@@ -251,12 +251,16 @@ def _loaded() -> ctypes.CDLL:
     return _library
 
 
-def run_causal(call: Causal, *, backward: bool, like: Tensor, work: int) -> None:
-    """Run a call whose struct is filled in; `like` tells where scratch memory is to be."""
+def run_attention(form: str, call: Attention, *, backward: bool, like: Tensor, work: int) -> None:
+    """Run a call whose struct is filled in; `like` tells where scratch memory is to be.
+
+    Args:
+        form: causal or whole.
+    """
     library, threads = _loaded(), n_threads(work, call.batch * call.heads)
-    size = library.leap_causal_scratch(ctypes.byref(call), int(backward))
+    size = library[f"leap_{form}_scratch"](ctypes.byref(call), int(backward))
     scratch = like.new_empty(threads * size, dtype=torch.float32)
-    function = library.leap_causal_backward if backward else library.leap_causal
+    function = library[f"leap_{form}_backward" if backward else f"leap_{form}"]
     function(ctypes.byref(call), ctypes.c_void_p(scratch.data_ptr()), threads)
 
 
