@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,9 +19,9 @@ from leap.ops.backends import BACKENDS, using
 from leap.ops.features import feature_map
 from leap.ops.linear import read_and_attend
 from leap.ops.tolerance import TOLERANCES, relative_error
-from leap.ops.triton import causal, step, whole
+from leap.ops.triton import causal, packed_additive, step, whole
 from leap.ops.triton.compile import TARGETS, Compiled
-from leap.ops.triton.device import interpreted
+from leap.ops.triton.device import Blocks, interpreted
 
 KERNELS = {
     *("decays", "chunk_states", "scan", "outputs", "divide"),
@@ -166,6 +168,15 @@ def test_outputs_states_and_gradients_are_those_of_torch(call, interpreter):
     assert_within_tolerance(call.run("triton", DOUBLE), call.run("torch", DOUBLE), DOUBLE)
 
 
+@pytest.mark.parametrize("packed", [None, [0, 3, 40]], ids=["whole", "packed"])
+def test_gradients_may_take_smaller_blocks_than_outputs(packed, interpreter, monkeypatch):
+    """As they do on a GPU, where they would not fit the registers."""
+    blocks = replace(Blocks.of([torch.empty(0, dtype=DOUBLE)], 5, 3), tokens=32, gradient_tokens=16)
+    monkeypatch.setattr(Blocks, "of", lambda *args, **options: blocks)
+    call = Call(40, rank=2, gated="gates", packed=packed)
+    assert_within_tolerance(call.run("triton", DOUBLE), call.run("torch", DOUBLE), DOUBLE)
+
+
 @pytest.mark.parametrize("gated", ["gates", "features"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_low_precision_keeps_within_the_published_tolerance(dtype, gated, interpreter):
@@ -246,6 +257,40 @@ def test_additive_attention_is_that_of_torch(dtype, window, interpreter):
     assert_within_tolerance(run("triton", dtype), run("torch", DOUBLE), dtype)
 
 
+@pytest.mark.parametrize("window", [None, 1, 20, 70], ids=lambda n: f"window-{n}")
+@pytest.mark.parametrize("dtype", [DOUBLE, torch.bfloat16], ids=str)
+def test_packed_additive_attention_is_that_of_torch(dtype, window, interpreter, monkeypatch):
+    """From no state and then from one, with pads, a sequence of none and one of several blocks."""
+    starts = torch.tensor([0, 1, 1, 51, 60], device=PLACE)
+    inputs = 3 * torch.randn(1, 2, 60), torch.randn(1, 2, 60, 3).bfloat16().half()
+    mask = (torch.rand(1, 60) < 0.8).to(PLACE)
+
+    def run(backend, dtype):
+        focus, v = inputs[0].to(torch.promote_types(dtype, torch.float32)), inputs[1].to(dtype)
+        given = [x.to(PLACE).requires_grad_() for x in (focus, v)]
+        state, outputs = None, []
+        for key_mask in (mask, None):
+            options = {"window": window, "key_mask": key_mask, "cu_seqlens": starts}
+            o, state = additive_attention(*given, state, backend=backend, **options)
+            outputs.append(o)
+        named = {"o": outputs[0], "further": outputs[1]}
+        named |= {f"state.{name}": x for name, x in state.tensors().items()}
+        smooth = [x for x in named.values() if x.requires_grad]
+        generator = torch.Generator().manual_seed(0)
+        upstream = [torch.randn(x.shape, generator=generator).to(x) for x in smooth]
+        grads = torch.autograd.grad(smooth, given, upstream)
+        return named | {"dfocus": grads[0], "dv": grads[1]}
+
+    exact = run("torch", DOUBLE)
+    padded = Mock(side_effect=AssertionError("a padded batch was attended to"))
+    monkeypatch.setattr("leap.ops.triton.additive.attend", padded)
+    found = run("triton", dtype)
+    for name in [name for name in exact if name.startswith("state.")]:
+        limit = TOLERANCES[dtype].output
+        assert_close(found.pop(name).double(), exact[name].double(), rtol=limit, atol=limit)
+    assert_within_tolerance(found, exact, dtype)
+
+
 @pytest.mark.parametrize("dtype", [DOUBLE, torch.float16], ids=str)
 @pytest.mark.parametrize(("t", "n", "rank"), [(20, 35, 2), (40, 9, 0)])
 def test_attention_to_a_whole_sequence_is_that_of_torch(t, n, rank, dtype, interpreter):
@@ -308,7 +353,23 @@ def test_second_derivatives_are_those_of_torch(options, interpreter):
     assert_close(twice("triton"), twice("torch"))
 
 
-@pytest.mark.parametrize("kind", ["gates per head", "packed, gates per feature", "whole", "step"])
+def test_second_derivatives_of_packed_additive_attention_are_those_of_torch(interpreter):
+    given = [torch.randn(1, 2, 9), torch.randn(1, 2, 9, 3)]
+    given = [x.double().to(PLACE).requires_grad_() for x in given]
+    starts = torch.tensor([0, 4, 4, 9], device=PLACE)
+
+    def twice(backend):
+        o, state = additive_attention(*given, cu_seqlens=starts, backend=backend)
+        some = o.square().sum() + state.sum.square().sum()
+        grads = torch.autograd.grad(some, given, create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in grads), given)
+
+    assert_close(twice("triton"), twice("torch"))
+
+
+@pytest.mark.parametrize(
+    "kind", ["gates per head", "packed, gates per feature", "whole", "step", "packed additive"]
+)
 def test_the_compiler_finds_nothing_wrong_with_the_custom_ops(kind, interpreter, shapes_unchecked):
     t = 1 if kind == "step" else 18
     q, k, v = (heads_side_by_side(1, 1, t, 4).abs().requires_grad_() for _ in "qkv")
@@ -319,7 +380,9 @@ def test_the_compiler_finds_nothing_wrong_with_the_custom_ops(kind, interpreter,
     last = None, None, None, None, True, 1e-6
     kv = torch.rand(1, 1, 8, 4, dtype=DOUBLE, device=PLACE)
     one = [each.detach() for each in (q, k, v, x, x, gate)]
+    h_t = gate.detach()[0].requires_grad_(), v.detach()[0].requires_grad_(), gate.detach()[0].neg()
     op, args = {
+        "packed additive": (packed_additive.attend_op, (*h_t, starts, 5)),
         "gates per head": (causal.attend_op, (q, k, v, x, x, gate, None, None, *last)),
         "packed, gates per feature": (
             causal.attend_op,
@@ -410,6 +473,49 @@ def test_what_is_not_here_is_said(monkeypatch):
 def test_importing_leap_does_not_import_triton():
     code = "import sys, leap, leap.ops; assert 'triton' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+LENGTHS_COMPARED = """
+import torch
+from leap.ops.triton import additive, causal
+from leap.ops.triton.device import noting
+
+def keys(length, packed):
+    q, k, v = (torch.empty(1, 2, length, 16, dtype=torch.bfloat16) for _ in "qkv")
+    gate, x = torch.empty(1, 2, length), torch.empty(1, 2, length, 2)
+    mask = torch.ones(1, length, dtype=torch.bool)
+    starts = torch.tensor([0, length]) if packed else None
+    given, last = (q, k, v, x, x, gate, mask, starts), (None, True, 1e-6)
+    with noting("sm_90") as launches:
+        o, den, _, _, scale, rest = causal.attend_op(*given, None, None, None, *last)
+        state = None, None, None, None
+        causal.attend_backward(o, *state, *given, o, den, scale, rest, None, *last)
+        for window in (None, 5):
+            additive.sum_up(gate[0], gate[0], v[0], gate[0], window, starts, backwards=False)
+    found = set()
+    for kernel, args, options, _ in launches:
+        special = [p.name for p in kernel.params if not p.do_not_specialize]
+        named = dict(zip(kernel.arg_names, args)) | options
+        key = {
+            name: (x == 1, x % 16 == 0) if type(x) is int else str(x)
+            for name, x in named.items()
+            if name in special and not isinstance(x, torch.Tensor)
+        }
+        found.add(f"{kernel.__name__} {key}")
+    return frozenset(found)
+
+for packed in (False, True):
+    assert len({keys(length, packed) for length in (2, 129, 512, 2048)}) == 1
+"""
+"""Kernels are compiled for their constants, and for which integers are 1 or multiples of 16."""
+
+
+def test_another_length_compiles_no_kernel_anew():
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    command = [sys.executable, "-c", LENGTHS_COMPARED]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_kernel_compiles_for_every_gpu_and_fits_its_shared_memory(tmp_path):

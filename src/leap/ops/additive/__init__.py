@@ -10,6 +10,7 @@ Axes: b batch, h heads, t tokens, p values.
 """
 
 from functools import partial
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -24,9 +25,10 @@ from leap.ops.additive.state import FocusState, WindowState
 from leap.ops.checks import check_axes, check_floating, check_key_mask, check_same, shape
 from leap.ops.derivatives import transformed
 from leap.ops.native import additive as native
-from leap.ops.packing import run_packed
+from leap.ops.packing import check_cu_seqlens, run_packed
 from leap.ops.state import Recurrent, accumulator, count_tokens, finest, mask_tokens
 from leap.ops.triton import additive as triton
+from leap.ops.triton import packed_additive as packed
 
 __all__ = [
     "FocusState",
@@ -75,22 +77,15 @@ def additive_attention(
     if window is not None and window < 1:
         raise InputError(f"window={window} sees no token; give 1 or more, or None for all")
     if cu_seqlens is not None:
+        if _reads_packed(focus, v, state, backend):
+            return _attend_packed(focus, v, state, window, key_mask, cu_seqlens)
         op = partial(additive_attention, window=window, backend=backend)
         return run_packed(op, cu_seqlens, {"focus": focus, "v": v}, state, key_mask)
-    before = _begin(focus, v, state, window)
+    before = _begin(focus, v, state, window, v.shape[0])
     if focus.shape[2] == 0:
         return v, before
     after: FocusState | WindowState
-    no_state = None if state is None else "the formula begins a sequence, and a state was given"
-    pads = None if key_mask is None else "it knows no pads"
-    is_named = backends.is_named(backend, "triton")
-    refusals = {
-        "native": native.refusal(focus, v),
-        "triton": triton.refusal(focus, v, is_named=is_named),
-        "reference": no_state,
-        "graph": pads,
-    }
-    chosen = backends.choose(backend, refusals)
+    chosen = backends.choose(backend, _refusals(focus, v, state, key_mask, backend))
     if chosen == "graph":
         o, after = _at_once(focus, v, before, window)
     elif chosen == "reference":
@@ -191,6 +186,63 @@ def _surrounding(focus: Tensor, v: Tensor, window: int) -> Tensor:
     return o[:, :, more:]
 
 
+def _refusals(
+    focus: Tensor,
+    v: Tensor,
+    state: FocusState | WindowState | None,
+    key_mask: Tensor | None,
+    backend: str | None,
+) -> dict[str, str | None]:
+    """Of a call, by backend."""
+    no_state = None if state is None else "the formula begins a sequence, and a state was given"
+    return {
+        "native": native.refusal(focus, v),
+        "triton": triton.refusal(focus, v, is_named=backends.is_named(backend, "triton")),
+        "reference": no_state,
+        "graph": None if key_mask is None else "it knows no pads",
+    }
+
+
+def _reads_packed(
+    focus: Tensor, v: Tensor, state: FocusState | WindowState | None, backend: str | None
+) -> bool:
+    """Whether the backend that answers reads packed rows as they lie."""
+    if focus.shape[2] == 0 or (state is not None and state.trail is not None):
+        return False  # What is recorded has a row for each sequence.
+    return backends.choose(backend, _refusals(focus, v, None, None, backend)) == "triton"
+
+
+def _attend_packed(
+    focus: Tensor,
+    v: Tensor,
+    state: FocusState | WindowState | None,
+    window: int | None,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor,
+) -> tuple[Tensor, FocusState | WindowState]:
+    """Packed sequences as they lie; only a state that was given, or of a window, is padded."""
+    n = len(check_cu_seqlens(cu_seqlens, focus)) - 1
+    before = _begin(focus, v, state, window, n)
+    past = None if state is None else before.elements()
+    starts = cu_seqlens.to(device=v.device, dtype=torch.long)
+    o, peak, sum, mass = packed.attend(focus, v, key_mask, past, starts, window)
+    if state is None and window is None:
+        real = torch.ones_like(focus[0, 0]) if key_mask is None else key_mask[0]
+        n_before = F.pad(real.long().cumsum(0), (1, 0))
+        length = n_before[starts].diff()
+        return o, FocusState.made_of(peak, mass, sum, length)
+
+    tokens, given = {"focus": focus, "v": v}, cast(FocusState, before)  # Or a WindowState.
+    return o, run_packed(_advance, starts, tokens, given, key_mask)[1]
+
+
+def _advance(
+    focus: Tensor, v: Tensor, state: FocusState | WindowState, key_mask: Tensor
+) -> tuple[Tensor, Any]:
+    """The values, and the state after them."""
+    return v, state.advance(focus=focus, v=v, key_mask=key_mask)
+
+
 def _step(
     focus: Tensor, v: Tensor, before: FocusState | WindowState, key_mask: Tensor | None
 ) -> tuple[Tensor, FocusState | WindowState]:
@@ -230,10 +282,14 @@ def _at_once(
 
 
 def _begin(
-    focus: Tensor, v: Tensor, state: FocusState | WindowState | None, window: int | None
+    focus: Tensor,
+    v: Tensor,
+    state: FocusState | WindowState | None,
+    window: int | None,
+    b: int,
 ) -> FocusState | WindowState:
-    """The state to go on from: the one given, if it fits these inputs, or an empty one."""
-    b, h, _, p = v.shape
+    """The state of b rows to go on from: the one given, if it fits the inputs, or an empty one."""
+    _, h, _, p = v.shape
     kind = FocusState if window is None else WindowState
     sizes = (b, h, p) if window is None else (b, h, window, p)
     if state is None:

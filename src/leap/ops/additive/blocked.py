@@ -54,14 +54,22 @@ def ceiling_over(peak: Tensor) -> Tensor:
     return peak.masked_fill(peak == -math.inf, math.inf)
 
 
-def sliding_max(x: Tensor, window: int | None) -> Tensor:
-    """The largest of the last `window` along the last axis of `x` `[n, t]`; of all for None."""
+def sliding_max(x: Tensor, window: int | None, n_before: Tensor | None = None) -> Tensor:
+    """The largest of the last `window` along the last axis of `x` `[n, t]`; of all for None.
+
+    Of packed sequences `n_before` says how many tokens each one has before it, `[t]`.
+    """
     if window is None or window >= x.shape[1]:
-        return x.cummax(1).values
+        if n_before is None:
+            return x.cummax(1).values
+        window = x.shape[1]
     span = 1
     while span < window:  # A maximum may count a token twice, so any window is a few doublings.
         step = min(span, window - span)
-        x = torch.cat([x[:, :step], torch.maximum(x[:, step:], x[:, :-step])], dim=1)
+        higher = torch.maximum(x[:, step:], x[:, :-step])
+        if n_before is not None:
+            higher = torch.where(n_before[step:] >= step, higher, x[:, step:])
+        x = torch.cat([x[:, :step], higher], dim=1)
         span += step
     return x
 

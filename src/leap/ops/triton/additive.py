@@ -15,6 +15,7 @@ from torch import Tensor
 from leap.ops.additive import blocked
 from leap.ops.derivatives import transformed
 from leap.ops.triton.device import BLOCK, cut, has_tf32, interpreted, launch, power_of_two, refuses
+from leap.ops.triton.packing import spans
 
 
 def refusal(focus: Tensor, v: Tensor, *, is_named: bool) -> str | None:
@@ -32,9 +33,13 @@ def summed(
     window: int | None,
     skip: int,
     backwards: bool,
+    cu_seqlens: Tensor | None = None,
 ) -> Iterator[tuple[slice, Tensor]]:
-    """The sums as `blocked.gather` has them, of finite numbers, all rows at once."""
-    sums = sum_up(ceiling, logit, values, mass, window, skip, backwards=backwards)
+    """The sums as `blocked.gather` has them, of finite numbers, all rows at once.
+
+    No sequence packed by `cu_seqlens` sees another.
+    """
+    sums = sum_up(ceiling, logit, values, mass, window, cu_seqlens, backwards=backwards)[:, skip:]
     yield slice(0, sums.shape[1]), sums
 
 
@@ -44,11 +49,11 @@ def sum_up(
     values: Tensor,
     mass: Tensor,
     window: int | None,
-    skip: int,
+    cu_seqlens: Tensor | None,
     *,
     backwards: bool,
 ) -> Tensor:
-    """What each row sees, `[n, t - skip, p + 1]`."""
+    """What each row sees, `[n, t, p + 1]`."""
     import triton.language as tl
 
     from leap.ops.triton.kernels import additive
@@ -56,7 +61,11 @@ def sum_up(
     ceiling, logit, values, mass = (x.contiguous() for x in (ceiling, logit, values, mass))
     n, t, p = values.shape
     size = 16 if interpreted() else BLOCK
-    g = cut(t, size)
+    g, n_sequences, table, bounds = cut(t, size), 1, None, None
+    if cu_seqlens is not None:
+        found = spans(cu_seqlens, t, size)
+        g, n_sequences = len(found.table), len(cu_seqlens) - 1
+        table, bounds = found.table, found.bounds
     half = values.dtype in (torch.float16, torch.bfloat16)
     options: dict[str, Any] = {
         "P": p,
@@ -66,24 +75,25 @@ def sum_up(
     }
     pieces = cut(p + 1, options["BP"])
     peaks, totals = logit.new_empty(n, g), logit.new_empty(n, g, p + 1)
-    args = logit, values, mass, peaks, totals, t, g
+    args = logit, values, mass, table, peaks, totals, t, g
     launch(additive.totals, (n * g, pieces), *args, BACKWARDS=backwards, **options)
     if window is None:
-        own = peaks, totals
+        own = peaks, totals, bounds
         peaks, totals = torch.empty_like(peaks), torch.empty_like(totals)
         given = {name: options[name] for name in ("P", "BP", "ACC")}
-        launch(additive.before, (n, pieces), *own, peaks, totals, g, **given)
+        grid = n * n_sequences, pieces
+        launch(additive.before, grid, *own, peaks, totals, g, n_sequences, **given)
     sums = logit.new_empty(n, t, p + 1)
     launch(
         additive.sums,
         (n * g, pieces),
-        *(ceiling, logit, values, mass, peaks, totals, sums, t, g, window or 0),
+        *(ceiling, logit, values, mass, table, peaks, totals, sums, t, g, window or 0),
         WINDOWED=window is not None,
         BACKWARDS=backwards,
         PRECISION="tf32" if half and has_tf32() else "ieee",
         **options,
     )
-    return sums[:, skip:]
+    return sums
 
 
 _gather = partial(blocked.gather, summed=summed)

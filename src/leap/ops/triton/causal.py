@@ -4,7 +4,7 @@ Axes: b batch, h heads, t tokens, f features, e values, r rank; n packed sequenc
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +18,7 @@ from leap.ops.linear.parts import Tokens, mapped, without_pads
 from leap.ops.native import causal as native
 from leap.ops.native.library import like, side_by_side
 from leap.ops.triton.device import Blocks, cut, launch, power_of_two, refuses, strides
+from leap.ops.triton.packing import places
 
 MAPS = {"relu": 1, "elu_plus_one": 2, "exp": 3}
 """Feature maps that are fused, by their numbers in the kernels."""
@@ -180,6 +181,7 @@ class Call:
         self.n_chunks, self.n_blocks = cut(self.t, chunk), cut(self.t, block)
         self.n_sequences, self.n_slots = self.rows, self.n_chunks + 1
         self.chunk_places = self.block_places = self.bounds = None
+        self.cu_seqlens = cu_seqlens
         if cu_seqlens is not None:
             chunks = places(cu_seqlens, self.t, chunk, chunk)
             pieces = places(cu_seqlens, self.t, block, chunk)
@@ -214,6 +216,15 @@ class Call:
                 *(gate, self.chunk_places, self.decay),
                 *(self.t, self.n_chunks, self.heads, *strides(gate)),
             )
+
+    @cached_property
+    def gradient_blocks(self) -> tuple[int, Tensor | None]:
+        """How many blocks gradients are computed in, and where those of packed sequences lie."""
+        size = self.blocks.gradient_tokens
+        if self.cu_seqlens is None:
+            return cut(self.t, size), None
+        table = places(self.cu_seqlens, self.t, size, self.blocks.chunk).table
+        return len(table), table
 
     def run(self, name: str, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
         """Launch a kernel with those options that it has."""
@@ -366,15 +377,17 @@ class Call:
     ) -> None:
         """Write gradients of the queries, of x, and q . dq."""
         shares = self.empty(self.n_features, *dx.shape) if self.rank else None
+        n_blocks, table = self.gradient_blocks
         self.run(
             "query_gradients",
-            (self.rows * self.n_blocks, self.n_features),
-            *(self.q, self.k, self.v, self.x, self.y, self.decay, self.mask, self.block_places),
+            (self.rows * n_blocks, self.n_features),
+            *(self.q, self.k, self.v, self.x, self.y, self.decay, self.mask, table),
             *(do, scale, inverse, h, states, dq, shares, qdq),
-            *(self.t, self.n_blocks, self.n_slots if causal else 1, self.rows, self.heads),
+            *(self.t, n_blocks, self.n_slots if causal else 1, self.rows, self.heads),
             *(n for each in (self.q, self.k, self.v, do, dq) for n in strides(each)),
             CAUSAL=causal,
             INNER=qdq is not None,
+            BT=self.blocks.gradient_tokens,
         )
         if shares is not None:
             dx.copy_(shares.sum(0) if self.n_features > 1 else shares[0])
@@ -393,15 +406,17 @@ class Call:
     ) -> None:
         """Write gradients of the keys, of y, and k . dk."""
         shares = self.empty(self.n_features, *dy.shape) if self.rank else None
+        n_blocks, table = self.gradient_blocks
         self.run(
             "key_gradients",
-            (self.rows * self.n_blocks, self.n_features),
-            *(self.q, self.k, self.v, self.x, self.y, self.decay, self.mask, self.block_places),
+            (self.rows * n_blocks, self.n_features),
+            *(self.q, self.k, self.v, self.x, self.y, self.decay, self.mask, table),
             *(do, scale, inverse, h, dstates, dk, shares, kdk),
-            *(self.t, self.n_blocks, self.n_slots if causal else 1, self.rows, self.heads),
+            *(self.t, n_blocks, self.n_slots if causal else 1, self.rows, self.heads),
             *(n for each in (self.q, self.k, self.v, do, dk) for n in strides(each)),
             CAUSAL=causal,
             INNER=kdk is not None,
+            BT=self.blocks.gradient_tokens,
         )
         if shares is not None:
             dy.copy_(shares.sum(0) if self.n_features > 1 else shares[0])
@@ -433,42 +448,6 @@ def _gates(q: Tensor, log_gate: Tensor | None, rate: Sequence[float] | None) -> 
         return log_gate
     rates = torch.tensor(rate, dtype=torch.float64, device=q.device)
     return rates.view(1, -1, 1).expand(q.shape[:3])
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where pieces of packed sequences lie, as `place_of` in kernels/linear.py reads them."""
-
-    table: Tensor
-    """For each its first token, that of its chunk, where that ends, and its slot, `[m, 4]`."""
-    bounds: Tensor
-    """The first piece of each sequence, and where those of the last end, `[n + 1]`."""
-
-
-def places(cu_seqlens: Tensor, t: int, size: int, chunk: int) -> Places:
-    """Sequences cut into pieces of a size, which divides a chunk.
-
-    There are as many entries as there may be pieces, so that the device is never waited for; those
-    left over are of no tokens, and have slots of their own.
-    """
-    starts = cu_seqlens.long()
-    n = len(starts) - 1
-    bounds, chunk_bounds = (
-        torch.nn.functional.pad(((starts.diff() + width - 1) // width).cumsum(0), (1, 0))
-        for width in (size, chunk)
-    )
-    index = torch.arange(cut(t, size) + n, device=starts.device)
-    sequence = torch.searchsorted(bounds[1:], index, right=True)
-    real, sequence = sequence < n, sequence.clamp_max(n - 1)
-    first = (starts[sequence] + (index - bounds[sequence]) * size).where(real, t)
-    begin = starts[sequence] + (first - starts[sequence]) // chunk * chunk
-    end = torch.minimum(begin + chunk, starts[sequence + 1])
-    slot = chunk_bounds[sequence] + sequence + (begin - starts[sequence]) // chunk
-    left_over = chunk_bounds[-1] + n + index - bounds[-1]
-    table = torch.stack(
-        [first, begin.where(real, t), end.where(real, t), slot.where(real, left_over)], dim=1
-    )
-    return Places(table.int(), bounds.int())
 
 
 def _outputs(

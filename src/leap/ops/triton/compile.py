@@ -120,8 +120,9 @@ def _calls() -> None:
     for gate_of_one in (gate, gates):
         one = (each[:, :, :1] for each in (q, k, v, x, y, gate_of_one))
         step.attend(*one, mask[:, :1], *state, True, 1e-6)
-    for window in (None, 64):
-        additive.sum_up(gate[0], gate[0], v[0], gate[0], window, 0, backwards=window is None)
+    for window, starts in ((None, None), (64, torch.tensor([0, 200]))):
+        args = gate[0], gate[0], v[0], gate[0], window, starts
+        additive.sum_up(*args, backwards=window is None)
 
 
 def _work(kernel: str, constants: Mapping[str, Any]) -> tuple[float, float]:
@@ -178,6 +179,7 @@ def note(calls: Callable[[], None], target: str) -> list[Noted]:
     for kernel, args, options, settings in launches:
         given = dict(zip(kernel.arg_names, args, strict=False)) | options
         constant = {p.name for p in kernel.params if p.is_constexpr}
+        general = {p.name for p in kernel.params if p.do_not_specialize}
         constant |= {name for name, x in given.items() if x is None}
         signature = {
             name: "constexpr" if name in constant else _type(given[name])
@@ -186,8 +188,7 @@ def note(calls: Callable[[], None], target: str) -> list[Noted]:
         divisible = tuple(
             name
             for name in kernel.arg_names
-            if name not in constant
-            and name != "T"  # Never specialised.
+            if name not in constant | general
             and (isinstance(given[name], Tensor) or given[name] % 16 == 0)
         )
         constants = {name: given[name] for name in kernel.arg_names if name in constant}

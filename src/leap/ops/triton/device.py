@@ -66,6 +66,8 @@ class Blocks:
     """Tokens from one state to the next."""
     tokens: int
     """Tokens that a program takes at a time."""
+    gradient_tokens: int
+    """Those that one for gradients of queries or keys takes, which holds more of each."""
     features: int
     values: int
     double: bool
@@ -89,12 +91,17 @@ class Blocks:
         chunk, tokens = (64, 16) if double else (CHUNK, BLOCK)
         if per_feature:
             chunk, tokens = 64, 16
+        if not has_tf32():
+            tokens = 16  # Without matrix units, products take more registers.
         if interpreted():
             chunk, tokens = 32, 16  # Few tokens are then several chunks.
-        widest = 64 if has_tf32() else 32  # Without matrix units, products take more registers.
+        widest = 64 if has_tf32() else 32
         f, e = (min(widest, max(16, power_of_two(width))) for width in (features, values))
         f = min(f, 32) if per_feature else f
-        return cls(chunk, tokens, f, e, double, "tf32" if half and has_tf32() else "ieee")
+        precision = "tf32" if half and has_tf32() else "ieee"
+        # Longer ones would spill, but for those whose threads have 512 registers.
+        gradient_tokens = tokens if has_wide_warps() else 16
+        return cls(chunk, tokens, gradient_tokens, f, e, double, precision)
 
     def options(self) -> dict[str, Any]:
         """As kernels take them."""
@@ -148,6 +155,11 @@ def has_tf32() -> bool:
     return not is_amd() or architecture() == "gfx942"
 
 
+def has_wide_warps() -> bool:
+    """Whether it is one of AMD's for servers, with twice the threads per warp and the registers."""
+    return (architecture() or "").startswith("gfx9")
+
+
 def power_of_two(n: int) -> int:
     """The first power of two from n on."""
     return 1 << max(n - 1, 0).bit_length()
@@ -164,13 +176,10 @@ def strides(x: Tensor) -> tuple[int, int, int]:
 
 
 def warps(options: Mapping[str, Any]) -> int:
-    """For a kernel: those that hold the most numbers share them out among more threads.
-
-    AMD's for servers have warps twice as wide and more registers; those for desktops fewer.
-    """
+    """For a kernel: those that hold the most numbers share them out among more threads."""
     if is_amd():
-        return 4 if (architecture() or "").startswith("gfx9") or "CHUNK" not in options else 8
-    return 8 if "BR" in options or options.get("GATED") == 2 else 4
+        return 4 if has_wide_warps() or "CHUNK" not in options else 8
+    return 8 if options.get("GATED") == 2 else 4
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
