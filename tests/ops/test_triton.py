@@ -1,11 +1,12 @@
 """Promises of the Triton backend: the numbers of the others, on any device, and what it refuses."""
 
 import json
+import mmap
 import os
 import subprocess
 import sys
 from dataclasses import replace
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -13,13 +14,14 @@ from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 from torch.testing import assert_close
 
+from leap.cli import backends
 from leap.errors import InputError
 from leap.ops import LinearState, additive_attention, causal_linear_attention
 from leap.ops.backends import BACKENDS, using
 from leap.ops.features import feature_map
 from leap.ops.linear import read_and_attend
 from leap.ops.tolerance import TOLERANCES, relative_error
-from leap.ops.triton import causal, packed_additive, step, whole
+from leap.ops.triton import additive, causal, compile, packed_additive, step, whole
 from leap.ops.triton.compile import TARGETS, Compiled
 from leap.ops.triton.device import Blocks, interpreted
 
@@ -48,6 +50,7 @@ class Call:
         length,
         *,
         widths=(5, 3),
+        batch=1,
         rank=0,
         gated="none",
         masked=False,
@@ -55,7 +58,7 @@ class Call:
         packed=None,
         **options,
     ):
-        (f, e), (b, h) = widths, (1, 2)
+        (f, e), (b, h) = widths, (batch, 2)
         if length > 1:
             length *= STRETCH
             packed = None if packed is None else [n * STRETCH for n in packed]
@@ -231,6 +234,21 @@ def test_large_denominators_do_not_spoil_half_precision_gradients(interpreter):
         assert relative_error(found, grad) <= TOLERANCES[torch.float16].gradient
 
 
+def test_offsets_may_be_beyond_32_bits(interpreter):
+    """Three rows, 2 ** 30 numbers from one to the next, in memory of which little is touched."""
+    if not interpreted():
+        pytest.skip("a GPU has no memory that is only promised")
+    apart = 2**30
+    memory = mmap.mmap(-1, 2 * (2 * apart + 4096), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    far = torch.frombuffer(memory, dtype=torch.float16).as_strided((3, 1, 20, 4), (apart, 80, 4, 1))
+    near = torch.rand(3, 1, 20, 4).half()
+    far.copy_(near)
+    for n in (20, 1):
+        expected, _ = causal_linear_attention(*[near[:, :, :n]] * 3, backend="triton")
+        actual, _ = causal_linear_attention(*[far[:, :, :n]] * 3, backend="triton")
+        assert_close(actual, expected, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("window", [None, 1, 20, 35, 90], ids=lambda n: f"window-{n}")
 @pytest.mark.parametrize("dtype", [DOUBLE, torch.float16, torch.bfloat16], ids=str)
 def test_additive_attention_is_that_of_torch(dtype, window, interpreter):
@@ -322,7 +340,8 @@ def test_attention_to_a_whole_sequence_is_that_of_torch(t, n, rank, dtype, inter
 @pytest.mark.parametrize("dtype", [DOUBLE, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("normalise", "gated"), [(True, "gates"), (False, "features")])
 def test_one_token_more_is_that_of_torch(normalise, gated, dtype, interpreter):
-    call = Call(1, widths=(40, 70), rank=3, gated=gated, state=True, normalise=normalise)
+    options = {"rank": 3, "gated": gated, "state": True, "normalise": normalise}
+    call = Call(1, widths=(40, 70), batch=3, **options)
     total = torch.promote_types(dtype, torch.float32)
     wanted = {"q": dtype, "k": dtype, "v": dtype, "x": total, "y": total, "gate": total}
 
@@ -333,7 +352,7 @@ def test_one_token_more_is_that_of_torch(normalise, gated, dtype, interpreter):
     exact = run("torch", {name: x.double() for name, x in call.inputs.items()})
     found = run("triton", {name: x.to(wanted.get(name, DOUBLE)) for name, x in call.inputs.items()})
     assert_within_tolerance(found, exact, dtype)
-    call.options["key_mask"] = torch.zeros(1, 1, dtype=torch.bool, device=PLACE)
+    call.options["key_mask"] = torch.tensor([[False], [True], [False]], device=PLACE)
     given = {name: x.double() for name, x in call.inputs.items()}
     assert_close(run("triton", given)["o"], run("torch", given)["o"])
 
@@ -368,7 +387,8 @@ def test_second_derivatives_of_packed_additive_attention_are_those_of_torch(inte
 
 
 @pytest.mark.parametrize(
-    "kind", ["gates per head", "packed, gates per feature", "whole", "step", "packed additive"]
+    "kind",
+    ["gates per head", "packed, gates per feature", "whole", "step", "additive", "packed additive"],
 )
 def test_the_compiler_finds_nothing_wrong_with_the_custom_ops(kind, interpreter, shapes_unchecked):
     t = 1 if kind == "step" else 18
@@ -382,6 +402,7 @@ def test_the_compiler_finds_nothing_wrong_with_the_custom_ops(kind, interpreter,
     one = [each.detach() for each in (q, k, v, x, x, gate)]
     h_t = gate.detach()[0].requires_grad_(), v.detach()[0].requires_grad_(), gate.detach()[0].neg()
     op, args = {
+        "additive": (additive.attend, (gate, v, None, None, None, None, 5)),
         "packed additive": (packed_additive.attend_op, (*h_t, starts, 5)),
         "gates per head": (causal.attend_op, (q, k, v, x, x, gate, None, None, *last)),
         "packed, gates per feature": (
@@ -546,6 +567,33 @@ def test_every_kernel_compiles_for_every_gpu_and_fits_its_shared_memory(tmp_path
         names = {made.kernel for made in found if made.target == target}
         assert names == KERNELS
         assert max(made.shared for made in found if made.target == target) <= place.shared
+    spilling = [made for made in found if made.spilled and made.kind != "gates per feature"]
+    assert not {made.target for made in spilling} & {"sm_80", "sm_90"}
+
+
+def test_estimates_are_bytes_over_bandwidth_or_operations_over_the_rate():
+    place, tokens, state = TARGETS["sm_80"], 8 * 16 * 4096, 2 * 64 * 65
+    assert compile._seconds("scan", {"CHUNK": 128}, "sm_80") == pytest.approx(
+        (tokens * 4 * 4 + 2 * 4 * tokens / 128 * state) / place.bandwidth
+    )  # It multiplies nothing.
+    slow = replace(place, multiply_tf32=1e9)
+    with patch.dict(TARGETS, sm_80=slow):
+        found = compile._seconds("chunk_states", {"CHUNK": 128}, "sm_80")
+    assert found == pytest.approx(2 * tokens * 2 * 2 * 64 * 64 / 1e9)
+
+
+def test_the_command_tells_the_most_that_a_form_takes_and_calls_times_estimates(
+    tmp_path, monkeypatch, capsys
+):
+    forms = [
+        Compiled("scan", "backward", "sm_80", registers, 2048, 0, 5e-6) for registers in (40, 32)
+    ]
+    monkeypatch.setattr(compile, "compile_all", lambda targets: iter(forms))
+    backends.compile_for(["sm_80"], str(tmp_path / "kernels.md"))
+    said = capsys.readouterr().out
+    assert "ESTIMATED us" in said and "None was measured" in said
+    written = (tmp_path / "kernels.md").read_text()
+    assert "| `scan`, backward | 40 / 2 / 0 / 5 |" in written and "ESTIMATED" in written
 
 
 def test_the_command_names_the_gpus_that_it_knows():

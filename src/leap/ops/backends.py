@@ -45,8 +45,8 @@ BACKENDS: dict[str, Backend] = {
         missing=library.missing,
     ),
     "triton": Backend(
-        covers="on CUDA and ROCm: linear attention, causal with gates per head or per feature and "
-        "rows packed by cu_seqlens, or bidirectional; additive attention",
+        covers="on CUDA and ROCm: linear attention, bidirectional, or causal with gates per head "
+        "or per feature; additive attention; rows packed by cu_seqlens of the causal ones",
         missing=device.missing,
     ),
     "torch": Backend(covers="every op, on any device: operations of PyTorch"),

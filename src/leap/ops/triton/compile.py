@@ -152,7 +152,7 @@ def _work(kernel: str, constants: Mapping[str, Any]) -> tuple[float, float]:
         per_token += (12 if kernel == "decays" else 8) * f  # Decays, in float64.
     if kernel == "feature_gate_gradients":
         per_token, moved = 3.0 * 4 * f, 2 * states
-    return n * (tokens * size + per_token) + moved, 2 * n * products
+    return n * (tokens * size + per_token) + moved, 2.0 * n * products
 
 
 def _seconds(kernel: str, constants: Mapping[str, Any], target: str) -> float:
