@@ -46,6 +46,12 @@ def test_operations_are_those_of_the_products_in_chunks_of_64():
     assert linear.operations(10, 16, backward=True) == 2 * 10 * (7 * 256 + 7 * 520)
 
 
+def test_a_whole_sequence_has_no_chunks_to_count():
+    whole = next(m for m in mechanisms() if m.name == "leapformer-bidirectional")
+    assert whole.operations(10, 16, backward=False) == 2 * 10 * 4 * 256
+    assert whole.operations(10, 16, backward=True) == 2 * 10 * 12 * 256
+
+
 def test_speed_is_told_beside_that_of_a_matrix_product(report):
     for r in report.results:
         assert r.sgemm > 0 and r.copy > 0
@@ -58,6 +64,7 @@ def test_speed_is_told_beside_that_of_a_matrix_product(report):
         "cosformer",
         "linear",
         "linear-gated",
+        "leapformer-bidirectional",
     }
 
 
