@@ -91,6 +91,23 @@ def test_hidden_states_are_there_for_who_asks():
     assert len(out.hidden_states) == 3
 
 
+def test_to_have_asked_for_hidden_states_once_slows_no_later_token():
+    model = make_model()
+    ids, cache = read(model)
+    x = model.model.embed_tokens(ids[:, :1])
+    with torch.no_grad():
+        model(ids, output_hidden_states=True)
+        assert model.model.step_refusal(x, cache) is None
+        for _ in range(2):  # And whoever asks is told, after tokens that went in one call too.
+            model(ids[:, :1], past_key_values=cache, use_cache=True)
+            out = model(
+                ids[:, :1], past_key_values=cache, use_cache=True, output_hidden_states=True
+            )
+            assert len(out.hidden_states) == 3
+        model.model.layers[1].register_forward_hook(lambda *_: None)
+        assert "hooks" in model.model.step_refusal(x, cache)
+
+
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 40, 64])
 def test_a_head_of_few_rows_is_that_of_double_precision(rows):
     for n_in, n_out, bias in ((32, 90, None), (50, 77, torch.randn(77)), (3, 1, torch.randn(1))):

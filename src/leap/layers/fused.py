@@ -10,7 +10,7 @@ that were exchanged, moved or hooked make a new description, or a reason not to 
 """
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -39,6 +39,13 @@ M = TypeVar("M", bound=nn.Module)
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 RECORDED = "tokens are recorded, to be taken back"
 OTHER_STATE = "it goes on from what these layers have read"
+IsIdle = Callable[[Callable[..., Any]], bool]
+"""Whether a hook does nothing at the moment."""
+
+
+def _never(hook: Callable[..., Any]) -> bool:
+    """Every hook does something."""
+    return False
 
 
 class FusedBlocks:
@@ -46,15 +53,16 @@ class FusedBlocks:
 
     Args:
         kind: class of the modules that hold the blocks, each as its `block`.
+        is_idle: whether a hook that it is given does nothing at the moment.
     """
 
-    def __init__(self, kind: type[nn.Module]) -> None:
-        self.kind = kind
+    def __init__(self, kind: type[nn.Module], is_idle: IsIdle = _never) -> None:
+        self.kind, self.is_idle = kind, is_idle
         self._known: Description | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Addresses are of this model in this process: a copy finds its own.
-        return FusedBlocks, (self.kind,)
+        return FusedBlocks, (self.kind, self.is_idle)
 
     def refusal(
         self,
@@ -85,7 +93,7 @@ class FusedBlocks:
         known = self._known
         if known is None or not known.holds(layers):
             known = self._known = Description(layers, self.kind)
-        return known.reason or known.looked_at() or known.misfit(states, x.shape[0])
+        return known.reason or known.looked_at(self.is_idle) or known.misfit(states, x.shape[0])
 
     def step(self, x: Tensor, states: Sequence[Recurrent | None]) -> tuple[Tensor, list[Recurrent]]:
         """Tokens `[b, 1, d]` after all blocks and the states then, where nothing was refused."""
@@ -213,9 +221,10 @@ class Description:
             and list(map(Tensor.data_ptr, self._present)) == self._addresses
         )
 
-    def looked_at(self) -> str | None:
+    def looked_at(self, is_idle: IsIdle) -> str | None:
         """What somebody does to modules that the library would pass over, or None."""
-        if any(self._hooks) or hooked._has_any_global_hook():
+        hooks = (hook for each in self._hooks if each for hook in each.values())
+        if hooked._has_any_global_hook() or not all(map(is_idle, hooks)):
             return "there are hooks on modules of the blocks"
         if any("forward" in each for each in self._own):
             return "the forward of a module was exchanged"

@@ -10,6 +10,7 @@ model's: "causal" makes a decoder of the body, "bidirectional" an encoder.
 
 import contextlib
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils import output_capturing
 
 from leap.errors import InputError
 from leap.layers import Block, DecayGate, Dropout, LeapAttention, LearnedProportion
@@ -147,7 +149,7 @@ class LeapformerBody(LeapformerPreTrainedModel):
         self.layers = nn.ModuleList(Layer(config, i, self.form) for i in range(config.n_layer))
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.gradient_checkpointing = False
-        self.fused = FusedBlocks(Layer)
+        self.fused = FusedBlocks(Layer, records_nothing)
         self.post_init()
 
     def watch(self, options: dict[str, Any]) -> Watch:
@@ -250,6 +252,16 @@ class LeapformerBody(LeapformerPreTrainedModel):
             return  # To look is to wait for the device, or to stop vmap; they are few enough.
         if positions.numel() and int(positions.max()) >= limit:
             raise InputError(f"position {int(positions.max())} {beyond}")
+
+
+def records_nothing(hook: Callable[..., Any]) -> bool:
+    """Whether a hook is one that transformers leaves behind, and nothing is recorded now.
+
+    The first call with `output_hidden_states=True` hooks every layer for good. The hooks look for
+    a collector, which is there during calls that ask for something.
+    """
+    is_theirs = hook.__module__ == output_capturing.__name__
+    return is_theirs and not output_capturing._active_collector.get()
 
 
 class SinusoidalPositions(nn.Module):
