@@ -37,7 +37,7 @@ wheel: $(STAMP) ## build a wheel for this platform into dist/, the native librar
 	@$(RUN) -m hatchling build -t wheel
 
 test: $(STAMP) ## run the tests
-	@OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS)
+	@OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist worksteal
 
 check: $(STAMP) ## run ruff, mypy, lint-imports and the tests
 	$(RUN) -m ruff check
