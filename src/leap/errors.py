@@ -1,7 +1,10 @@
 """What can go wrong that the caller can put right: one sentence, saying what would work."""
 
 import re
+from collections.abc import Collection
+from dataclasses import fields
 from errno import EDQUOT, EFBIG, ENOSPC
+from typing import Any
 
 NO_MEMORY = (
     "can't allocate memory",
@@ -62,6 +65,20 @@ def check_seed(seed: int | None) -> None:
     """Refuse a random seed that NumPy's generators do not take; torch's take more."""
     if seed is not None and not 0 <= seed < 2**32:
         raise ConfigError(f"seed={seed} must be from 0 to {2**32 - 1}")
+
+
+def refuse_given(config: Any, names: Collection[str], reason: str) -> None:
+    """Refuse settings that would be ignored, where they are given: other than by default.
+
+    Args:
+        config: a dataclass of settings.
+        names: of those that this run has no use for.
+        reason: what goes on after "name=value is", as "of translation".
+    """
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if field.name in names and value != field.default:
+            raise ConfigError(f"{field.name}={value} is {reason}; leave it out")
 
 
 def first_line(error: BaseException) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leap.errors import LeapError
+from leap.errors import LeapError, refuse_given
 from leap.export.files import ExportConfig, Exported, card, check_agrees, fresh_folder, write_graph
 from leap.export.graph import Call, Port, StateLayout, as_file, in_int8, trace
 from leap.export.lm import described
@@ -57,6 +57,7 @@ class Before(State):
 
 def export_translation(config: ExportConfig) -> Exported:
     """Export a translation model, if the graphs do as the model does on real input."""
+    refuse_given(config, ("tokens",), f"of language models, and {config.run} translates")
     trained = load_trained(config.run)
     tests = test_sentences(config)
     with fresh_folder(config.output) as folder:

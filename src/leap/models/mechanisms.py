@@ -5,8 +5,8 @@ an entry there. What a mechanism has of its own, beyond the fields of the config
 `config.attention_options[name]`, as keyword arguments of its layer.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, get_args
 
 from leap.errors import ConfigError
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 ALL_FORMS: tuple[Form, ...] = get_args(Form)
 ENCODER: tuple[Form, ...] = ("bidirectional",)
+GATES = ("gate", "convolution", "output_gate")
+OF_TRAVEL = ("clocks", "constant_steps", "places")
+OF_PROPORTIONS = ("proportion", "proportion_hidden", "proportion_per_head", *OF_TRAVEL)
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,10 @@ class Mechanism:
     """Whether it can fade with distance at a fixed rate."""
     layer_type: str = "linear_attention"
     """What Hugging Face calls a layer of this kind."""
+    options: tuple[str, ...] = GATES
+    """Which of the settings that not all attentions have it reads."""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Of the others, those that it has in any case; what is named in neither place it lacks."""
     definitions: tuple[Definition, ...] = ()
     """What it computes between its projections, for those that are measured by themselves."""
 
@@ -153,7 +160,7 @@ def _encoder(kind: Callable[..., Attention]) -> Mechanism:
             given["length"] = config.n_positions + (config.pooling == "cls")
         return kind(config.hidden_size, config.n_head, **given | options)
 
-    return Mechanism(build, forms=ENCODER, rotary=False)
+    return Mechanism(build, forms=ENCODER, rotary=False, options=())
 
 
 def _positions(config: "LeapformerConfig") -> dict[str, Any]:
@@ -168,7 +175,7 @@ def _common(config: "LeapformerConfig") -> dict[str, Any]:
 
 
 ATTENTIONS: dict[str, Mechanism] = {
-    "leapformer": Mechanism(_leapformer, definitions=LEAPFORMER),
+    "leapformer": Mechanism(_leapformer, options=(*GATES, *OF_PROPORTIONS), definitions=LEAPFORMER),
     "cosformer": Mechanism(_cosformer, definitions=COSFORMER),
     "linear": Mechanism(_linear(), definitions=LINEAR),
     "elu-linear": Mechanism(_linear(feature="elu_plus_one")),
@@ -179,13 +186,53 @@ ATTENTIONS: dict[str, Mechanism] = {
     "neg-sinh": Mechanism(_linear(feature="neg_sinh")),
     # As in RoFormer, equation 19; LeaPformer's authors turn half of a head, and scale queries down.
     "rope-linear": Mechanism(_linear(feature="elu_plus_one", rotary=True)),
-    "leap": Mechanism(_leap, forms=("causal", "bidirectional"), rotary=False, definitions=LEAP),
-    # It learns how fast to forget.
-    "gated-delta": Mechanism(_gated_delta, forms=("causal",), rotary=False, alibi=False),
+    "leap": Mechanism(
+        _leap,
+        forms=("causal", "bidirectional"),
+        rotary=False,
+        options=("convolution",),
+        definitions=LEAP,
+    ),
+    "gated-delta": Mechanism(
+        _gated_delta,
+        forms=("causal",),
+        rotary=False,
+        alibi=False,  # It learns how fast to forget.
+        options=("convolution",),
+        fixed={"output_gate": True},
+    ),
     **{name: _encoder(kind) for name, kind in EFFICIENT.items()},
     "softmax": Mechanism(_softmax, layer_type="full_attention", definitions=SOFTMAX),
 }
 """Every mechanism by its name in `LeapformerConfig.attention`."""
+
+
+def check_options(
+    given: Mapping[str, Any], attentions: Collection[str], proportion: str | None, *, divides: bool
+) -> None:
+    """Refuse settings that none of a model's attentions would read.
+
+    Args:
+        given: what was asked for, by the config's names.
+        attentions: names of those that the model has.
+        proportion: how its LeaPformer layers know where tokens stand.
+        divides: whether one of them sees whole texts, of which the last place is known.
+    """
+    names = ",".join(dict.fromkeys(attentions))
+    for name, value in given.items():
+        kinds = [ATTENTIONS[each] for each in attentions]
+        if not any(name in kind.options or kind.fixed.get(name, False) == value for kind in kinds):
+            raise ConfigError(f"{name}={value} is nothing that attention={names} has; leave it out")
+        if name in OF_TRAVEL and value and proportion != "travelled":
+            raise ConfigError(
+                f"{name}={value} is of travelled places, and proportion={proportion}; leave one of "
+                "them out"
+            )
+        if name == "places" and value == "divided" and not divides:
+            raise ConfigError(
+                f"{name}={value} needs the last place of a text, which decoders do not know; "
+                "leave it out"
+            )
 
 
 def usable_as(form: Form) -> list[str]:

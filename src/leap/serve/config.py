@@ -7,13 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from leap.errors import ConfigError, FileError, LeapError
+from leap.errors import ConfigError, FileError, LeapError, refuse_given
 from leap.reports.files import read_json
 from leap.runtime.manifest import is_export
 
 MIB = 2**20
 TOKEN = "LEAP_TOKEN"
 """The environment variable that a token is taken from."""
+OF_LANGUAGE_MODELS = (
+    *("waiting", "max_tokens", "max_prompt", "block", "budget"),
+    *("states", "state_memory", "prefix_memory"),
+)
+"""Settings that translation streams have no use for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +43,11 @@ class ServeConfig:
     slots: int = 64
     """Replies that are written at once, or translation streams that are open."""
     waiting: int = 256
-    """Requests that may wait for a slot; more are told to try again later."""
+    """Of language models: requests that may wait for a slot; more are told to try again later."""
     max_tokens: int = 4096
-    """Most tokens of a reply."""
+    """Of language models: most tokens of a reply."""
     max_prompt: int = 65536
-    """Most tokens of a prompt."""
+    """Of language models: most tokens of a prompt."""
     max_body: int = 1024
     """Most KiB of a request's body, or of a message of a stream."""
     seconds: float = 300.0
@@ -50,15 +55,16 @@ class ServeConfig:
     grace: int = 30
     """Seconds that replies under way have to end in, when the server is stopped."""
     block: int = 128
-    """Tokens of a prompt that are read at once; at these places a shared prefix can be used."""
+    """Of language models: tokens of a prompt that are read at once; at these places a shared prefix
+    can be used."""
     budget: int = 512
-    """Tokens of prompts that are read between two steps of writing."""
+    """Of language models: tokens of prompts that are read between two steps of writing."""
     states: Path | None = None
-    """Folder that states are saved to and loaded from; by default none are."""
+    """Of language models: folder that states are saved to and loaded from; by default none are."""
     state_memory: int = 256
-    """MiB for states of replies, of which the oldest give way."""
+    """Of language models: MiB for states of replies, of which the oldest give way."""
     prefix_memory: int = 256
-    """MiB for states of prompts' beginnings, of which the oldest give way."""
+    """Of language models: MiB for states of prompts' beginnings, of which the oldest give way."""
     policy: str = "wait-3"
     """Of translation: when to write, unless a client says."""
     threads: int | None = None
@@ -102,7 +108,10 @@ def build(config: ServeConfig) -> Any:
         folder=config.states,
     )
     if translates(config.run):
+        of_texts = f"of language models, and {config.run} translates"
+        refuse_given(config, OF_LANGUAGE_MODELS, of_texts)
         return make_app(translations=_translations(config), access=access)
+    refuse_given(config, ("policy",), f"of translation, and {config.run} is a language model")
     from leap.serve.engine import Engine
 
     engine = Engine(

@@ -92,7 +92,7 @@ def test_windows_double_or_are_as_given():
 def test_gates_and_convolutions_are_passed_on(attention):
     config = build(attention=attention, gate="head", convolution=4).config
     assert (config.gate, config.convolution) == ("head", 4)
-    assert build(attention=attention, proportion="learned").config.gate is None
+    assert build(proportion="learned").config.gate is None
 
 
 def test_formulation_is_passed_on():

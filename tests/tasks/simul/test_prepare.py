@@ -57,10 +57,11 @@ def test_a_vocabulary_can_be_taken_over(prepared, tmp_path):
     for number, given in enumerate(
         [prepared.folder, prepared.folder / "vocabulary/sentencepiece.model"]
     ):
-        again = prepare(numbers(tmp_path / str(number), seed=1, use_vocabulary=given))
+        taken = {"vocabulary": None, "use_vocabulary": given}
+        again = prepare(numbers(tmp_path / str(number), seed=1, **taken))
         assert again.vocabulary.pieces == prepared.vocabulary.pieces
     with pytest.raises(FileError, match="no vocabulary at gone"):
-        prepare(numbers(tmp_path / "2", use_vocabulary=Path("gone")))
+        prepare(numbers(tmp_path / "2", vocabulary=None, use_vocabulary=Path("gone")))
 
 
 def make_manifest(folder, parts=("train", "dev", "test")):

@@ -147,14 +147,14 @@ def test_each_attention_can_be_another(numbers, tmp_path):
     settings = SMALL | {
         "steps": 3,
         "n_layer": 2,
-        "cross_attention": "softmax,elu-linear",
+        "cross_attention": "softmax,linear",
         "cross_window": 5,
         "feature": "exp",
     }
     train(TrainConfig(**settings, **parts, data=numbers, output=tmp_path / "run"))
     config = load_run(tmp_path / "run")[0].config
     assert config.encoder_attention == "softmax"
-    assert config.cross_attention == ["softmax", "elu-linear"]
+    assert config.cross_attention == ["softmax", "linear"]
     assert config.cross_window == 5
     assert config.feature == "exp"
     settings = SMALL | {"cross_attention": "leapformer,elu-linear", "output": tmp_path / "other"}

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from leap.errors import ConfigError, FileError
+from leap.errors import ConfigError, FileError, refuse_given
 from leap.explain.places import Places, places, places_table, where
 from leap.reports.files import read_json, write_report
 from leap.reports.plots import GREY, PALETTE
@@ -86,6 +86,7 @@ def _read(run: Run, config: ProportionsConfig) -> tuple[dict[str, Tensor], list[
         ids = first_example(run, config.data)
     else:
         ids = run.encode(SENTENCE if config.text is None else config.text)
+        refuse_given(config, ("data",), "of test examples of Long Range Arena, and a text is read")
     middle = ids.shape[1] // 2
     ids = torch.cat([ids[:, :middle], ids[:, middle : middle + 1].expand(-1, config.quiet),
                      ids[:, middle:]], dim=1)  # fmt: skip

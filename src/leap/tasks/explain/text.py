@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from tyro.conf import Positional
 
-from leap.errors import ConfigError, FileError
+from leap.errors import ConfigError, FileError, refuse_given
 from leap.explain import Explanation, Trace, explain, trace
 from leap.explain.importance import DEFAULT, METHODS, importance, log_probabilities
 from leap.explain.page import Struck, explanation_page
@@ -80,6 +80,8 @@ def explain_text(config: TextConfig) -> ExplainedPrediction:
         raise FileError(
             f"{config.run} translates; leap explain proportions shows its cross-attention"
         )
+    if run.kind != "lm":
+        refuse_given(config, ("token",), f"of language models, and {config.run} classifies")
     explained = explain_prediction(run, config.text, config.token, config.method, config.strike)
     for path, content in ((config.html, page), (config.json, numbers)):
         if path is not None:

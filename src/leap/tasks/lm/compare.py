@@ -20,7 +20,7 @@ from typing import Any, Literal, cast, get_args
 
 import torch
 
-from leap.errors import ConfigError, FileError
+from leap.errors import ConfigError, FileError, refuse_given
 from leap.layers import FORMULATIONS
 from leap.models.config import PositionEmbedding
 from leap.reports.files import read_json, write_json, write_report, write_whole
@@ -106,6 +106,8 @@ class CompareConfig(Recipe, SizeConfig, TextConfig):
             raise ConfigError(f"models={' '.join(self.models)}: one of them is named twice")
         if len(set(self.seeds)) < len(self.seeds):
             raise ConfigError(f"seeds={' '.join(map(str, self.seeds))}: one is named twice")
+        if self.seeds:
+            refuse_given(self, ("seed",), f"in place of seeds={' '.join(map(str, self.seeds))}")
         for model in self.models:
             parse_model(model)
 

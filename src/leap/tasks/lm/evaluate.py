@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from leap.errors import ConfigError, FileError, InputError
+from leap.errors import ConfigError, FileError, InputError, refuse_given
 from leap.layers.equalise import equalised
 from leap.reports.files import write_json
 from leap.reports.progress import Progress, Status, silent
@@ -62,6 +62,8 @@ class EvalConfig:
     def __post_init__(self) -> None:
         if self.stateful and self.stride is not None:
             raise ConfigError("stateful and stride: a state sees the whole text; drop one of them")
+        if self.stateful:
+            refuse_given(self, ("batch",), "of windows, and with stateful there are none")
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from leap.models import (
     usable_as,
 )
 from leap.models.config import PositionEmbedding, default_window
+from leap.models.mechanisms import check_options
 from leap.tasks.files import check_logits, check_one_run, check_weights, reading_model
 from leap.tasks.lm.tokenizer import TextTokenizer, load_tokenizer
 from leap.tasks.mechanism import AttentionOptions
@@ -144,9 +145,12 @@ def build_config(config: ModelConfig, tokenizer: Vocabulary, length: int) -> Any
     if changes["attention"] == "leap" and all(w is None for w in changes["window_sizes"]):
         changes |= {"window_sizes": None, "use_local_att": False}
     if config.preset is not None:
-        return presets.preset(config.preset, **changes)
-    kind = LeapConfig if changes["attention"] == "leap" else LeapformerConfig
-    return kind(**SIZES | changes)
+        built = presets.preset(config.preset, **changes)
+    else:
+        kind = LeapConfig if changes["attention"] == "leap" else LeapformerConfig
+        built = kind(**SIZES | changes)
+    check_options(config.given(), built.attentions, built.proportion, divides=False)
+    return built
 
 
 def build_model(config: ModelConfig, tokenizer: Vocabulary, length: int) -> PreTrainedModel:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from leap.errors import ConfigError, FileError, check_seed
+from leap.errors import ConfigError, FileError, check_seed, refuse_given
 from leap.runtime.manifest import is_export
 from leap.runtime.text import check_prompt
 from leap.runtime.writer import Writer
@@ -57,6 +57,9 @@ class GenerateConfig:
             raise ConfigError(f"top_k={self.top_k} must be 1 or more")
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p={self.top_p} must be more than 0, and at most 1")
+        if self.temperature == 0:
+            greedy = "of sampling, and temperature=0 always takes the likeliest token"
+            refuse_given(self, ("top_k", "top_p"), greedy)
         check_seed(self.seed)
         check_prompt(self.prompt)
 

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from leap.errors import ConfigError, FileError, check_seed
+from leap.errors import ConfigError, FileError, check_seed, refuse_given
 from leap.reports.progress import Progress, Status, named, silent
 from leap.tasks.files import data_folder
 from leap.tasks.lra import cache, image, listops, pathfinder, retrieval, text
@@ -93,6 +93,10 @@ class PrepareConfig:
             raise ConfigError(f"difficulty={self.difficulty} is generated, and reads no source")
         if self.task and self.max_length is not None and not any(map(_is_text, self.task)):
             raise ConfigError(f"max_length={self.max_length} is for text and retrieval alone")
+        is_read = self.source is not None or not any(map(_has_levels, self.task))
+        if self.task and is_read and not {"text", "retrieval-standin"} & set(self.task):
+            named = " and ".join(self.task)
+            refuse_given(self, ("seed",), f"of what is drawn, and {named} is read as it is")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from leap.errors import ConfigError
-from leap.models import LeapformerForSequenceClassification, usable_as
+from leap.models import ATTENTIONS, LeapformerForSequenceClassification, usable_as
+from leap.models.mechanisms import check_options
 from leap.reports.plots import plot_curves
 from leap.reports.progress import Progress, Say, named, silent
 from leap.tasks.lra.budget import find_steps
@@ -75,6 +76,9 @@ class TrainConfig(Settings):
         made = []
         for text in names:
             attention, changes = parse_short_form(text)
+            if attention in ATTENTIONS:  # Others are refused by whoever asks for the variants.
+                places = changes.get("proportion", "learned")
+                check_options(changes, [attention], places, divides=True)
             name = text.replace(":", "-")
             made.append(Variant(name=name, attention=attention, changes=changes))
         return made

@@ -29,7 +29,7 @@ from typing import Any, Literal
 
 from matplotlib.figure import Figure
 
-from leap.errors import ConfigError, LeapError
+from leap.errors import ConfigError, LeapError, refuse_given
 from leap.reports.files import write_json, write_report, write_whole
 from leap.reports.progress import Progress, Status, silent
 from leap.reports.table import Table, csv_table, markdown
@@ -128,6 +128,12 @@ class EvalConfig:
             raise ConfigError("reset is for long form: give --long-form as well")
         if self.long_form is not None and self.engine == "simuleval":
             raise ConfigError("long form is run by us alone: leave --engine away")
+        if self.reset is None:
+            refuse_given(self, ("pauses",), "of resets, and reset is not given")
+        if self.long_form is None:
+            refuse_given(self, ("pause",), "of long form, and long_form is not given")
+        if self.long_form is not None or self.engine == "simuleval":
+            refuse_given(self, ("batch",), "of a pool, and here streams come one after another")
         if self.omnisteval:
             omnisteval.check_installed()
         if not self.waits and not self.policies:
@@ -212,6 +218,9 @@ def _trials(task: Task) -> list[Trial]:
     trained = load_trained(config.run)
     if (trained.extractor is not None) != task.is_speech:
         raise ConfigError(f"{config.run} and {config.data} are not of one kind of source")
+    if not task.is_speech:
+        of_speech = f"of speech, and {config.data} holds text"
+        refuse_given(config, ("segment", "pause", "pauses"), of_speech)
     if config.long_form is not None:
         for stream in task.streams:
             n_words = sum(len(sentence.target.split()) for sentence in stream)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from leap.errors import ConfigError, InputError
+from leap.errors import ConfigError, InputError, refuse_given
 from leap.runtime.fbank import Samples
 from leap.runtime.manifest import is_export
 from leap.runtime.shipped import shipped
@@ -90,6 +90,9 @@ class StreamConfig:
             raise ConfigError("real_time is for a sound file: give one")
         if self.device is not None and not self.microphone:
             raise ConfigError(f"device={self.device} is for a microphone: give --microphone")
+
+        if not self.is_sound:
+            refuse_given(self, ("segment", "pauses"), "of sound, and text is translated")
 
     @property
     def is_sound(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from transformers import AutoConfig
 
-from leap.errors import ConfigError, FileError
+from leap.errors import ConfigError, FileError, refuse_given
 from leap.models import (
     LeapformerForSeq2SeqLM,
     LeapformerForSpeechSeq2Seq,
@@ -16,6 +16,8 @@ from leap.models import (
     LeapformerSpeechConfig,
 )
 from leap.models.fbank import LeapformerFeatureExtractor
+from leap.models.mechanisms import check_options
+from leap.models.seq2seq_config import Part
 from leap.reports.files import read_json
 from leap.runtime.streaming.vocabulary import BOS, EOS, PAD
 from leap.tasks.files import check_logits, check_one_run, check_weights, reading_model
@@ -113,16 +115,41 @@ def build_model(config: ModelConfig, vocabulary: Sized, n_bins: int | None = Non
         options[f"{part}_attention"] = _one_a_layer(name, n_layer)
     model: Translator
     if n_bins is None:
-        model = LeapformerForSeq2SeqLM(LeapformerSeq2SeqConfig(**options))
+        text = LeapformerSeq2SeqConfig(**options)
+        _check_read(config, text)
+        model = LeapformerForSeq2SeqLM(text)
     else:
         speech: dict[str, Any] = {
             "n_bins": n_bins,
             "n_subsampling": config.subsampling,
             "ctc_weight": config.ctc_weight,
         }
-        model = LeapformerForSpeechSeq2Seq(LeapformerSpeechConfig(**options, **speech))
+        spoken = LeapformerSpeechConfig(**options, **speech)
+        _check_read(config, spoken)
+        model = LeapformerForSpeechSeq2Seq(spoken)
     model.generation_config.max_new_tokens = LONGEST
     return model
+
+
+def _check_read(given: ModelConfig, config: LeapformerSeq2SeqConfig) -> None:
+    """Refuse settings that no part of the model would read."""
+    parts: dict[Part, list[str]] = {
+        name: config.part(name).attentions for name in ("encoder", "decoder", "cross")
+    }
+    looking_back = [each for name in parts for each in parts[name] if config.form(name) == "causal"]
+    every = [each for names in parts.values() for each in names]
+    divides = config.form("encoder") != "causal" and "leapformer" in parts["encoder"]
+    for name, value in given.given().items():
+        having = looking_back if name in ("gate", "convolution") else every
+        check_options({name: value}, having, config.proportion, divides=divides)
+    if "softmax" not in parts["cross"]:
+        named = ",".join(dict.fromkeys(parts["cross"]))
+        refuse_given(given, ("cross_window",), f"of softmax, and cross_attention={named}")
+    if not {"leapformer", "cosformer", "linear"} & set(every):
+        named = " and ".join(dict.fromkeys(every))
+        refuse_given(
+            given, ("feature",), f"of leapformer, cosformer and linear, and not of {named}"
+        )
 
 
 COMMON_SETTINGS = (

@@ -19,7 +19,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
-from leap.errors import ConfigError, FileError
+from leap.errors import ConfigError, FileError, refuse_given
 from leap.models.fbank import LeapformerFeatureExtractor
 from leap.reports.files import write_whole
 from leap.reports.progress import Progress, silent
@@ -126,6 +126,15 @@ class PrepareConfig:
             raise ConfigError(f"corpus={self.corpus} needs data: the folder it is in")
         if self.corpus not in READERS and self.data is not None:
             raise ConfigError(f"corpus={self.corpus} takes no data; leave it out")
+        if self.use_vocabulary is not None:
+            refuse_given(
+                self,
+                ("vocabulary", "pieces"),
+                f"of subwords to be made, and use_vocabulary={self.use_vocabulary} has made ones",
+            )
+        if self.corpus != "numbers" and not self.speak:
+            drawn = "of numbers and of what is spoken"
+            refuse_given(self, ("seed",), f"{drawn}, and corpus={self.corpus} is read as it is")
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"limit={self.limit} must be 1 or more")
         if not 0 <= self.silence <= LONGEST_SILENCE:
@@ -212,6 +221,10 @@ def prepare(config: PrepareConfig, progress: Progress = silent) -> Prepared:
     folder = RunFolder(config.output, settings)
     if folder.metrics(FACTS) is None:
         corpus = read_corpus(config)
+        if _sound_of(config, corpus) is None and not corpus.is_spoken:
+            refuse_given(
+                config, ("store",), f"of speech, and {corpus.name} is text that nobody speaks"
+            )
         folder.create({"text": _digest(corpus)})
         with folder.alone():
             _prepare(config, corpus, folder, progress)

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from leap.errors import ConfigError
+from leap.errors import ConfigError, refuse_given
 from leap.reports.files import read_json
 from leap.reports.progress import Progress, silent
 from leap.tasks.simul.audio.features import SPEC_AUGMENT
@@ -23,6 +23,8 @@ from leap.tasks.simul.prepare import Prepared, load_prepared
 from leap.training import Recipe, RunFolder, Work, train_run
 
 DEFAULT_STEPS = 800
+OF_SPEECH = ("subsampling", "ctc_weight", "augment")
+"""Settings that a model of text has no use for."""
 RESULTS = {"steps": int, "best_step": int, "best_loss": float, "averaged": bool, "parameters": int}
 """What is read of metrics.json."""
 
@@ -101,6 +103,8 @@ def train(config: TrainConfig, progress: Progress = silent) -> dict[str, Any]:
 def _work(config: TrainConfig) -> Work:
     prepared = load_prepared(config.data)
     is_spoken = prepared.extractor is not None
+    if not is_spoken:
+        refuse_given(config, OF_SPEECH, f"of speech, and {config.data} holds text")
     tokens = config.tokens or (16384 if is_spoken else 1024)
     gaps = None if config.augment is None else SPEC_AUGMENT[config.augment]
     train = prepared.dataset("train", gaps, target=config.target)
