@@ -39,6 +39,21 @@ def test_everyone_gets_what_they_would_get_alone(served, engine_of, ask, told):
     assert [told(replies[i]) for i in range(len(MIXED))] == expected
 
 
+def test_rows_that_read_unlike_lengths_side_by_side_lose_nothing(served):
+    """As two prompts do, of which one ends with a shorter piece than the other goes on with."""
+    prompt, other, more = list(range(10, 25)), list(range(30, 38)), [40, 41]
+    _, alone = served.read([prompt], served.empty())
+    _, begun = served.read([prompt[:12]], served.empty())
+    _, both = served.read([prompt[12:], other], served.join([begun, served.empty()]))
+    for row, state in ((0, alone), (1, served.read([other], served.empty())[1])):
+        kept = served.select(both, [row])
+        if served.name == "gpt2":  # The pads among its places go.
+            assert served.n_bytes(kept) == served.n_bytes(state)
+        np.testing.assert_allclose(
+            served.read([more], kept)[0], served.read([more], state)[0], rtol=1e-5
+        )
+
+
 def test_greedy_is_what_generate_writes(served, engine_of, ask, told):
     prompt = "Once upon"
     tokens = torch.tensor([[*served.begin(), *served.encode(prompt)]])

@@ -189,14 +189,20 @@ class KeyValueModel(TorchModel):
         """Some of the rows, and no more places than the longest of them fills."""
         chosen = torch.as_tensor(rows, dtype=torch.long, device=state.mask.device)
         mask = state.mask[chosen]
-        start = mask.shape[1] - int(mask.sum(1).max()) if mask.numel() else 0
+        # Rows that read fewer tokens than others beside them have pads amidst their text. In order,
+        # real places come after all pads, and those before the longest row's first hold none.
+        n_kept = int(mask.sum(1).max()) if mask.numel() else 0
+        order = mask.long().argsort(dim=1, stable=True)[:, mask.shape[1] - n_kept :]
         cache = copy(state.cache)
         layers: list[Any] = [copy(layer) for layer in state.cache.layers]
         for layer in layers if mask.shape[1] else ():
-            layer.keys = layer.keys[chosen, :, start:].clone()
-            layer.values = layer.values[chosen, :, start:].clone()
+            index = order[:, None, :, None].expand(-1, layer.keys.shape[1], -1, 1)
+            layer.keys, layer.values = (
+                x[chosen].gather(2, index.expand(-1, -1, -1, x.shape[3]))
+                for x in (layer.keys, layer.values)
+            )
         cache.layers = layers
-        return KeyValues(cache, mask[:, start:])
+        return KeyValues(cache, mask.gather(1, order))
 
     def n_bytes(self, state: KeyValues) -> int:
         """Memory that a state takes."""
