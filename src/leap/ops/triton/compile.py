@@ -120,8 +120,9 @@ def _calls() -> None:
     for gate_of_one in (gate, gates):
         one = (each[:, :, :1] for each in (q, k, v, x, y, gate_of_one))
         step.attend(*one, mask[:, :1], *state, True, 1e-6)
-    for window, starts in ((None, None), (64, torch.tensor([0, 200]))):
-        args = gate[0], gate[0], v[0], gate[0], window, starts
+    starts = torch.tensor([0, 200])
+    for window, cu_seqlens in ((None, None), (None, starts), (64, starts)):
+        args = gate[0], gate[0], v[0], gate[0], window, cu_seqlens
         additive.sum_up(*args, backwards=window is None)
 
 
