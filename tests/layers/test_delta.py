@@ -122,4 +122,4 @@ def test_it_sees_no_source(make_tokens):
     with pytest.raises(InputError, match=r"a source is for form='cross'; .* form='causal'"):
         layer(x, source=x)
     with pytest.raises(ConfigError, match="form='causal' alone"):
-        layer.attend_to(x)
+        layer.attend_to(layer.enter(x))

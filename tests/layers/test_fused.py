@@ -57,17 +57,11 @@ REFUSED = {
 }
 
 
-class Holder(nn.Module):
-    """What a model has around each block."""
-
-    def __init__(self, block):
-        super().__init__()
-        self.block = block
-
-
 def make_layers(hidden_size=24, n_head=2, n_layer=2, **options):
     layers = nn.ModuleList(
-        Holder(Block(LeapformerAttention(hidden_size, n_head, **options), dropout=0.1))
+        nn.ModuleDict(
+            {"block": Block(LeapformerAttention(hidden_size, n_head, **options), dropout=0.1)}
+        )
         for _ in range(n_layer)
     )
     for parameter in layers.parameters():  # Norms and biases that do something.
@@ -87,7 +81,7 @@ def plain(layers, x, states):
 
 @torch.no_grad()
 def fused(layers, x, states):
-    blocks = FusedBlocks(Holder)
+    blocks = FusedBlocks()
     assert blocks.refusal(layers, x, states, None) is None
     return blocks.step(x, states)
 
@@ -157,7 +151,7 @@ def test_a_state_is_never_written_into():
 def test_tokens_may_go_either_way_after_a_reorder_and_a_rollback():
     layers = make_layers(**BEST)
     recorded = [state.record() for state in after_reading(layers, 3)]
-    blocks = FusedBlocks(Holder)
+    blocks = FusedBlocks()
     x = torch.randn(3, 1, 24)
     with torch.no_grad():
         assert "recorded" in blocks.refusal(layers, x, recorded, None)
@@ -180,12 +174,12 @@ def test_what_it_does_not_know_is_refused_with_a_reason(reason):
     layers = make_layers(**REFUSED[reason])
     states = after_reading(layers, 1)
     with torch.no_grad():
-        assert reason in FusedBlocks(Holder).refusal(layers, torch.randn(1, 1, 24), states, None)
+        assert reason in FusedBlocks().refusal(layers, torch.randn(1, 1, 24), states, None)
 
 
 def test_what_is_given_is_refused_where_it_does_not_fit():
     layers = make_layers(**BEST)
-    blocks, states, x = FusedBlocks(Holder), after_reading(layers, 2), torch.randn(2, 1, 24)
+    blocks, states, x = FusedBlocks(), after_reading(layers, 2), torch.randn(2, 1, 24)
     assert "no gradient" in blocks.refusal(layers, x, states, None)
     with torch.no_grad():
         assert blocks.refusal(layers, x, states, None) is None
@@ -203,7 +197,7 @@ def test_what_is_given_is_refused_where_it_does_not_fit():
 
 def test_whoever_looks_at_modules_or_changes_them_is_heeded():
     layers = make_layers(**BEST)
-    blocks, states, x = FusedBlocks(Holder), after_reading(layers, 1), torch.randn(1, 1, 24)
+    blocks, states, x = FusedBlocks(), after_reading(layers, 1), torch.randn(1, 1, 24)
     block = layers[0].block
     with torch.no_grad():
         assert blocks.refusal(layers, x, states, None) is None
@@ -243,7 +237,7 @@ def test_whoever_looks_at_modules_or_changes_them_is_heeded():
 def test_copies_find_their_own_weights():
     layers = make_layers(**BEST)
     states, x = after_reading(layers, 1), torch.randn(1, 1, 24)
-    blocks = FusedBlocks(Holder)
+    blocks = FusedBlocks()
     with torch.no_grad():
         assert blocks.refusal(layers, x, states, None) is None
         other = make_layers(**BEST)

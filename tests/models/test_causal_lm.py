@@ -428,3 +428,17 @@ def test_proportions_begin_apart():
         x = torch.randn(1, 100, 64)
         p = layer.block.attention.q_proportion(layer.block.attention.split(x))
         assert p.std() > 0.02
+
+
+def test_parameters_are_called_as_in_checkpoints_of_earlier_versions():
+    model = LeapformerForCausalLM(
+        LeapformerConfig(hidden_size=8, n_layer=1, n_head=2, vocab_size=9)
+    )
+    linear = [f"attention.{name}_proj" for name in "qkvo"]
+    linear += ["attention.output_gate", "attention.gate.net.0", "attention.steps.net.0"]
+    linear += ["attention_norm", "feed_forward_norm", "feed_forward.0", "feed_forward.3"]
+    block = {f"{name}.{part}" for name in linear for part in ("weight", "bias")}
+    block |= {"attention.convolution.weight", "attention.steps.log_frequency"}
+    expected = {f"model.layers.0.block.{name}" for name in block}
+    expected |= {"lm_head.weight", "model.embed_tokens.weight"}
+    assert set(model.state_dict()) == expected | {"model.norm.weight", "model.norm.bias"}

@@ -518,3 +518,11 @@ def test_a_library_of_other_sources_is_not_used(tmp_path, monkeypatch):
 def test_a_compiler_that_fails_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "false")
     assert "the compiler false failed" in runpy.run_path(str(BUILD))["build"](tmp_path)
+
+
+def test_packed_rows_with_gates_may_be_asked_of_it_by_name():
+    q, k, v = (torch.rand(1, 2, 10, 16) for _ in "qkv")
+    given = {"cu_seqlens": torch.tensor([0, 4, 10]), "log_gate": -torch.rand(1, 2, 10)}
+    actual, _ = causal_linear_attention(q, k, v, **given, backend="native")
+    expected, _ = causal_linear_attention(q, k, v, **given, backend="torch")
+    assert_close(actual, expected)

@@ -187,17 +187,17 @@ class _Step:
         cache = StateCache(len(states))
         for i, layer in enumerate(cache.layers):
             layer.put(states[str(i)], 0)
-        x = self.model.model.hidden_states(tokens, None, None, None, past=cache)
+        x = self.model.model(tokens, past_key_values=cache).last_hidden_state
         return [self.model.head(x.index_select(1, at))], _states(cache)
 
 
 def _read(model: LeapformerForCausalLM, ids: Tensor) -> StateCache:
     """What a model keeps of tokens, with all the room it will ever need."""
     cache = StateCache(model.config.n_layer)
-    model.model.hidden_states(ids[:, :0], None, None, None, past=cache)
+    model.model(ids[:, :0], past_key_values=cache)
     cache.reserve()
     if ids.shape[1]:
-        model.model.hidden_states(ids, None, None, None, past=cache)
+        model.model(ids, past_key_values=cache)
     return cache
 
 

@@ -13,7 +13,7 @@ Axes: b batch, t tokens, s source tokens, d hidden size (all heads), h heads.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import torch
@@ -44,9 +44,19 @@ KeyValues = Float[Tensor, "b h s v"]
 R = TypeVar("R", bound=Recurrent)
 
 
-class Known(NamedTuple):
-    """What is known of the tokens of a call besides what they hold; None for what is not given."""
+class Call(NamedTuple):
+    """What one call of a layer attends with, checked; None for what is not given."""
 
+    x: Hidden
+    """Tokens that attend."""
+    source: Source | None
+    """Tokens that are read; in the causal and bidirectional forms x itself."""
+    q: Heads
+    k: Keys | None
+    v: KeyValues | None
+    """Heads of queries, and of the keys and values of what is read."""
+    past: Any
+    """The attention's own state of what was read before."""
     key_mask: Bool[Tensor, "b s"] | None = None
     """True at the real tokens of what is read."""
     positions: Where | None = None
@@ -54,11 +64,15 @@ class Known(NamedTuple):
     source_positions: Where | None = None
     """Where those stand that are read."""
     cu_seqlens: Int[Tensor, " n"] | None = None
-    """In the causal form, where packed sequences begin, and the last one ends."""
+    """Where packed sequences begin, and the last one ends."""
     visible: Int[Tensor, " t"] | Int[Tensor, "b t"] | None = None
-    """In the other forms, how many of the tokens read each may see."""
+    """In the forms that are not causal, how many of the tokens read each may see."""
     angles: Float[Tensor, "b h t m"] | None = None
     """In the cross form, how far the tokens that attend have travelled."""
+    taps: TapState | None = None
+    """State after this call of a convolution over the projections."""
+    clock: ClockState | None = None
+    """State after this call of a rotation by angles that tokens choose."""
 
 
 class Attention(nn.Module, ABC):
@@ -323,18 +337,14 @@ class DotProductAttention(Attention):
         self.convolution = short_convolution(convolution, n_channel, form)
 
     @abstractmethod
-    def attend_causally(
-        self, x: Hidden, q: Heads, k: Heads, v: Values, past: Any, known: Known
-    ) -> tuple[Values, Recurrent]:
-        """Read x, projected to q, k and v, each token attending to itself and the past."""
+    def attend_causally(self, call: Call) -> tuple[Values, Recurrent]:
+        """Read x, each token attending to itself and the past."""
 
-    @abstractmethod
-    def attend_to(
-        self, x: Hidden, source: Source | None, past: Any, known: Known
-    ) -> tuple[Values, Recurrent]:
+    def attend_to(self, call: Call) -> tuple[Values, Recurrent]:
         """Read the source, then let each token of x attend to everything read."""
+        raise ConfigError(f"{type(self).__name__} has form='causal' alone")
 
-    def forward(
+    def enter(
         self,
         x: Float[Tensor, "b t d"],
         state: State | None = None,
@@ -345,8 +355,8 @@ class DotProductAttention(Attention):
         positions: Int[Tensor, "b t"] | None = None,
         cu_seqlens: Int[Tensor, " n"] | None = None,
         angles: Float[Tensor, "b h t m"] | None = None,
-    ) -> tuple[Float[Tensor, "b t d"], Recurrent]:
-        """Attend, as `Attention.forward` says, and further:
+    ) -> Call:
+        """What `forward` is given, as `Attention.forward` says, checked and projected; further:
 
         Args:
             source: tokens to read and attend to, in the cross form. Without any, x attends to
@@ -363,23 +373,35 @@ class DotProductAttention(Attention):
         if read is not None:
             self.check_tokens(read, key_mask, name="source" if self.form == "cross" else "x")
         past, taps, clock = self._unwrapped(state, x, cu_seqlens)
-        if cu_seqlens is not None and self.form == "bidirectional":
-            return attend_packed(self, x, past, cu_seqlens, key_mask, positions)
-
         at, read_at = self._positions(x, source, past, key_mask, positions, cu_seqlens)
+        k = v = None
         if self.form == "causal":
             q, k, v, taps = self._projected(x, taps, key_mask, cu_seqlens)
-            if self.rotation is not None:
-                at, clock = walked(
-                    self.rotation(x), clock, key_mask=key_mask, cu_seqlens=cu_seqlens
-                )
-            known = Known(key_mask, at, cu_seqlens=cu_seqlens)
-            o, after = self.attend_causally(x, q, k, v, past, known)
-            after = _wrapped(after, taps, clock)
         else:
-            known = Known(key_mask, at, read_at, visible=visible, angles=angles)
-            o, after = self.attend_to(x, read, past, known)
-        return self.leave(o, x), after
+            q = self.split(self.q_proj(x))
+            if read is not None:
+                k, v = self.split(self.k_proj(read)), self.split(self.v_proj(read))
+        if self.rotation is not None:
+            options: dict[str, Any] = {"key_mask": key_mask, "cu_seqlens": cu_seqlens}
+            at, clock = walked(self.rotation(x), clock, **options)
+            read_at = at
+        given = past, key_mask, at, read_at, cu_seqlens, visible, angles
+        return Call(x, read, q, k, v, *given, taps, clock)
+
+    def attend_elsewhere(self, call: Call) -> tuple[Values, Recurrent]:
+        """`attend_to`, of packed sequences too."""
+        if call.cu_seqlens is None:
+            return self.attend_to(call)
+
+        def op(x: Tensor, at: Tensor | None = None, **given: Any) -> tuple[Tensor, Recurrent]:
+            x, given["past"] = x.squeeze(1), given.pop("state")
+            at = None if at is None else at.squeeze(1)
+            given |= {"positions": at, "source_positions": at, "cu_seqlens": None}
+            return self.attend_to(call._replace(x=x, source=x, **given))
+
+        at = None if call.positions is None else call.positions.unsqueeze(1)
+        tokens = {"x": call.x.unsqueeze(1), "at": at, "q": call.q, "k": call.k, "v": call.v}
+        return run_packed(op, call.cu_seqlens, tokens, call.past, call.key_mask)
 
     def leave(self, o: Values, x: Hidden, whole: Values | None = None) -> Hidden:
         """What the layer gives, of attended values.
@@ -431,23 +453,12 @@ class DotProductAttention(Attention):
         positions: Int[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b h t p"], State | None]:
         """What tokens take of any values, as `Attention.take` says."""
-        self._check_form(state, source, None, None)
-        self.check_tokens(x)
-        read = x if source is None else source
-        self.check_tokens(read, key_mask, name="x" if source is None else "source")
         if state is not None and self.form != "causal":
             raise InputError(f"form={self.form!r} takes of whole sequences; give no state")
-        past, taps, clock = self._unwrapped(state, x, None)
-        at, read_at = self._positions(x, source, past, key_mask, positions, None)
-        if self.form == "causal":
-            q, k, _, taps = self._projected(x, taps, key_mask, None)
-        else:
-            q, k = self.split(self.q_proj(x)), self.split(self.k_proj(read))
-        if self.rotation is not None:
-            at, clock = walked(self.rotation(x), clock, key_mask=key_mask)
-            read_at = at
-        o, after = self.weigh(x, read, q, k, values, past, Known(key_mask, at, read_at))
-        return o, after if after is None else _wrapped(after, taps, clock)
+        given: dict[str, Any] = {"source": source, "key_mask": key_mask, "positions": positions}
+        call = self.enter(x, state, **given)._replace(v=values)
+        o, after = self.weigh(call)
+        return o, after if after is None else wrapped(call, after)
 
     def contributions(
         self,
@@ -485,10 +496,8 @@ class DotProductAttention(Attention):
             return self._projected(source, None, key_mask, None)[2]
         return self.split(self.v_proj(source))
 
-    def weigh(
-        self, x: Hidden, source: Source, q: Heads, k: Keys, v: KeyValues, past: Any, known: Known
-    ) -> tuple[Values, Recurrent | None]:
-        """What queries take of values that stand by the keys; if causal, the source is x itself."""
+    def weigh(self, call: Call) -> tuple[Values, Recurrent | None]:
+        """What queries take of any values in place of those of the keys."""
         raise ConfigError(f"{type(self).__name__} cannot tell how much of each token it takes")
 
     def shares(
@@ -606,10 +615,10 @@ class DotProductAttention(Attention):
         return positions, None if source is None else token_positions(source, past, key_mask)
 
 
-def _wrapped(inner: Recurrent, taps: TapState | None, clock: ClockState | None) -> Recurrent:
+def wrapped(call: Call, inner: Recurrent) -> Recurrent:
     """The state of an attention, with those of a rotation and a convolution before it."""
-    after = inner if clock is None else TurnedState.of(clock, inner)
-    return after if taps is None else ConvolvedState.of(taps, after)
+    after = inner if call.clock is None else TurnedState.of(call.clock, inner)
+    return after if call.taps is None else ConvolvedState.of(call.taps, after)
 
 
 def placed(x: Float[Tensor, "b h t w"], at: Where) -> Float[Tensor, "b h t w"]:
@@ -635,32 +644,6 @@ def check_alibi(alibi: bool, form: Form) -> None:
 def distance_slopes(n_head: int) -> tuple[float, ...]:
     """How fast each head forgets: ALiBi's slopes, 2^(-8 / h), 2^(-16 / h), ... 2^-8."""
     return tuple(2 ** (-8 * head / n_head) for head in range(1, n_head + 1))
-
-
-def attend_packed(
-    layer: Callable[..., tuple[Tensor, Any]],
-    x: Float[Tensor, "1 t d"],
-    past: Recurrent | None,
-    cu_seqlens: Int[Tensor, " n"],
-    key_mask: Bool[Tensor, "1 t"] | None,
-    positions: Int[Tensor, "1 t"] | None,
-) -> tuple[Float[Tensor, "1 t d"], Recurrent]:
-    """What a layer makes of packed sequences, from what it makes of padded ones."""
-
-    # Ops have an axis of heads, which layers do not.
-    def op(
-        x: Tensor, state: Recurrent | None, key_mask: Tensor, positions: Tensor | None = None
-    ) -> tuple[Tensor, Recurrent]:
-        positions = None if positions is None else positions.squeeze(1)
-        y, after = layer(x.squeeze(1), state, key_mask=key_mask, positions=positions)
-        return y.unsqueeze(1), after
-
-    tokens = {
-        "x": x.unsqueeze(1),
-        "positions": None if positions is None else positions.unsqueeze(1),
-    }
-    y, after = run_packed(op, cu_seqlens, tokens, past, key_mask)
-    return y.squeeze(1), after
 
 
 def token_positions(

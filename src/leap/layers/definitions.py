@@ -27,7 +27,7 @@ from leap.ops import (
     linear_attention,
 )
 from leap.ops.features import cosine, position_proportion
-from leap.ops.linear import CHUNK_SIZE
+from leap.ops.linear.call import CHUNK_SIZE
 
 
 @dataclass(frozen=True)

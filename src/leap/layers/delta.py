@@ -21,21 +21,17 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from leap.errors import ConfigError
 from leap.layers.attention import (
+    Call,
     DotProductAttention,
-    Heads,
     Hidden,
-    Keys,
-    KeyValues,
-    Known,
-    Source,
     Values,
     rms_normed,
+    wrapped,
 )
 from leap.layers.equalise import Learned
 from leap.ops.delta import DeltaState, causal_delta_attention
-from leap.ops.state import Recurrent, accumulator
+from leap.ops.state import Recurrent, State, accumulator
 
 RATES = (1.0, 16.0)  # e^A at the beginning.
 STEPS = (0.001, 0.1)  # softplus(dt) at the beginning.
@@ -81,10 +77,18 @@ class GatedDeltaAttention(DotProductAttention):
         self.output_gate_proj = nn.Linear(hidden_size, n_head * self.value_width, bias=False)
         self.norm = nn.RMSNorm(self.value_width, eps=eps)
 
-    def attend_causally(
-        self, x: Hidden, q: Heads, k: Heads, v: Values, past: DeltaState | None, known: Known
-    ) -> tuple[Values, DeltaState]:
-        """Read x, projected to q, k and v, each token attending to itself and the past."""
+    def forward(
+        self, x: Hidden, state: State | None = None, **given: Any
+    ) -> tuple[Hidden, Recurrent]:
+        """Attend, given what `DotProductAttention.enter` takes."""
+        call = self.enter(x, state, **given)
+        o, after = self.attend_causally(call)
+        return self.leave(o, x), wrapped(call, after)
+
+    def attend_causally(self, call: Call) -> tuple[Values, DeltaState]:
+        """Read x, each token attending to itself and the past."""
+        x, q, k, v = call.x, call.q, call.k, call.v
+        assert k is not None and v is not None
         total = accumulator(x)
         if self.convolution is None:  # Which ends in SiLU itself.
             q, k = F.silu(q), F.silu(k)
@@ -95,10 +99,10 @@ class GatedDeltaAttention(DotProductAttention):
             k,
             v.to(total),
             beta,
-            past,
+            call.past,
             log_gate=self.gate(x),
-            key_mask=known.key_mask,
-            cu_seqlens=known.cu_seqlens,
+            key_mask=call.key_mask,
+            cu_seqlens=call.cu_seqlens,
         )
 
     def finish(self, o: Values, x: Hidden, whole: Values | None = None) -> Values:
@@ -107,15 +111,9 @@ class GatedDeltaAttention(DotProductAttention):
         o = o.to(x.dtype) * F.silu(self.split(self.output_gate_proj(x)))
         return F.dropout(o, self.dropout, self.training)
 
-    def attend_to(self, x: Float[Tensor, "b t d"], *_: Any, **__: Any) -> Any:
-        """Refused: the delta rule reads in order."""
-        raise ConfigError("GatedDeltaAttention has form='causal' alone")
-
-    def weigh(
-        self, x: Hidden, source: Source, q: Heads, k: Keys, v: KeyValues, past: Any, known: Known
-    ) -> tuple[Values, Recurrent | None]:
-        """What queries take of values; what overwrites a value takes it off again."""
-        return self.attend_causally(x, q, k, v, past, known)
+    def weigh(self, call: Call) -> tuple[Values, Recurrent | None]:
+        """What queries take of any values; what overwrites a value takes it off again."""
+        return self.attend_causally(call)
 
 
 class DecayGate(Learned):

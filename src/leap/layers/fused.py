@@ -52,11 +52,11 @@ class FusedBlocks:
     """Passes one token of each row through the blocks of a decoder, where the library can.
 
     Args:
-        kind: class of the modules that hold the blocks, each as its `block`.
+        kind: class of the blocks.
         is_idle: whether a hook that it is given does nothing at the moment.
     """
 
-    def __init__(self, kind: type[nn.Module], is_idle: IsIdle = _never) -> None:
+    def __init__(self, kind: type[Block] = Block, is_idle: IsIdle = _never) -> None:
         self.kind, self.is_idle = kind, is_idle
         self._known: Description | None = None
 
@@ -74,7 +74,7 @@ class FusedBlocks:
         """Why a token of each row goes the plain way, or None if it need not.
 
         Args:
-            layers: modules that hold the blocks.
+            layers: an `nn.ModuleDict` for each block, which holds it as its `block`.
             x: tokens, `[b, t, d]`.
             states: what each has read.
             key_mask: true at real tokens.
@@ -182,11 +182,11 @@ class Description:
     """What the library is told of blocks, and all by which it could become untrue.
 
     Args:
-        layers: modules that hold the blocks.
-        kind: their class.
+        layers: an `nn.ModuleDict` for each block, which holds it as its `block`.
+        kind: class of the blocks.
     """
 
-    def __init__(self, layers: nn.ModuleList, kind: type[nn.Module]) -> None:
+    def __init__(self, layers: nn.ModuleList, kind: type[Block]) -> None:
         self.layers, self._n_layer = layers, len(layers)
         self.reason: str | None = library.missing()
         self._modules: list[tuple[dict[str, Any], str]] = []
@@ -203,7 +203,8 @@ class Description:
         described = []
         try:
             for name in layers._modules if self.reason is None else ():
-                described.append(self._block(self._child(layers, name, kind)))
+                holder = self._child(layers, name, nn.ModuleDict)
+                described.append(self._block(self._child(holder, "block", kind)))
         except NotFused as error:
             self.reason = str(error)
         self.blocks = (library.Block * len(described))(*described)
@@ -266,8 +267,7 @@ class Description:
                 return OTHER_STATE
         return None
 
-    def _block(self, layer: nn.Module) -> library.Block:
-        block = self._child(layer, "block", Block)
+    def _block(self, block: Block) -> library.Block:
         attention = self._child(block, "attention", LeapformerAttention)
         feed_forward = self._child(block, "feed_forward", FeedForward)
         self._dropouts.append(self._child(block, "dropout", Dropout))

@@ -41,21 +41,18 @@ from torch import Tensor, nn
 
 from leap.errors import ConfigError, InputError
 from leap.layers.attention import (
+    Call,
     DotProductAttention,
     Form,
-    Heads,
     Hidden,
-    Keys,
-    KeyValues,
-    Known,
     Rotary,
-    Source,
     Values,
     check_alibi,
     distance_slopes,
     one_of,
     placed,
     rms_normed,
+    wrapped,
 )
 from leap.layers.gate import ForgetGate, Gate, check_gate
 from leap.layers.proportion import FixedProportion, LearnedProportion
@@ -64,13 +61,12 @@ from leap.ops.features import FeatureMap, cosine, feature_map, widen
 from leap.ops.linear import (
     LinearState,
     causal_linear_attention,
-    causal_travelled_attention,
     read_and_attend,
     two_way_linear_attention,
 )
 from leap.ops.linear.parts import unit_scale
 from leap.ops.staircase import staircase_linear_attention
-from leap.ops.state import Recurrent, accumulator, count_tokens, mask_tokens
+from leap.ops.state import Recurrent, State, accumulator, count_tokens, mask_tokens
 from leap.ops.travel import ClockState, clock, travelled, walked
 
 Proportion = Literal["travelled", "learned", "fixed", "none"]
@@ -220,6 +216,9 @@ class LeapformerAttention(DotProductAttention):
         # further heads are: magnitudes of the features, and values of 1.
         self.has_own_denominator = self.norm is None and (rotary or self.feature.signed)
         self.normalise = self.norm is None and not self.has_own_denominator
+        # The feature map may be left to the op where nothing else looks at features.
+        nets = self.q_proportion is not None or self.k_proportion is not None
+        self.fused_feature = self.feature.name if self.normalise and not nets else None
         if form == "cross":
             check_alibi(alibi, form)
         # The denominator's heads, if it has its own, fade as those they belong to.
@@ -240,52 +239,54 @@ class LeapformerAttention(DotProductAttention):
             or self.fades_both_ways
         )
 
-    def attend_causally(
-        self, x: Hidden, q: Heads, k: Heads, v: Values, past: LinearState | None, known: Known
-    ) -> tuple[Values, LinearState]:
-        """Read x, projected to q, k and v, each token attending to itself and the past."""
-        x_weights = y_weights = None
-        feature = self._fused_feature()
+    def forward(
+        self, x: Hidden, state: State | None = None, **given: Any
+    ) -> tuple[Hidden, Recurrent]:
+        """Attend, given what `DotProductAttention.enter` takes."""
+        call = self.enter(x, state, **given)
+        attend = self.attend_causally if self.form == "causal" else self.attend_elsewhere
+        o, after = attend(call)
+        return self.leave(o, x), wrapped(call, after)
+
+    def attend_causally(self, call: Call) -> tuple[Values, LinearState]:
+        """Read x, each token attending to itself and the past."""
+        assert call.k is not None and call.v is not None
+        q, k, feature, weights = self._scaled(call.q), call.k, self.fused_feature, None
         if feature is None:
-            at = known.positions
-            (q, x_weights), (k, y_weights) = self._queries(q, at), self._keys(k, at)
-        else:
-            q = self._scaled(q)
-        options: dict[str, Any] = {
-            "feature": feature,
-            "key_mask": known.key_mask,
-            "cu_seqlens": known.cu_seqlens,
-            "log_gate": None if self.gate is None else self._for_all_heads(self.gate(x)),
-            "fade": self.fade,
-            "normalise": self.normalise,
-            "eps": self.eps,
-        }
-        v = self._values(v)
-        if self.steps is not None:
-            turn = self._for_all_heads(self.steps(x))
-            o, after = causal_travelled_attention(q, k, v, turn, past, **options)
-        else:
+            at = call.positions
+            (q, x_weights), (k, y_weights) = self._queries(call.q, at), self._keys(k, at)
             weights = _both(x_weights, y_weights)
-            o, after = causal_linear_attention(q, k, v, past, reweighting=weights, **options)
+        gate = None if self.gate is None else self._for_all_heads(self.gate(call.x))
+        turn = None if self.steps is None else self._for_all_heads(self.steps(call.x))
+        o, after = causal_linear_attention(
+            q,
+            k,
+            self._values(call.v),
+            call.past,
+            reweighting=weights,
+            turn=turn,
+            feature=feature,
+            key_mask=call.key_mask,
+            cu_seqlens=call.cu_seqlens,
+            log_gate=gate,
+            fade=self.fade,
+            normalise=self.normalise,
+            eps=self.eps,
+        )
         return self._divided(o), after
 
-    def attend_to(
-        self, x: Hidden, source: Source | None, past: LinearState | None, known: Known
-    ) -> tuple[Values, LinearState]:
+    def attend_to(self, call: Call) -> tuple[Values, LinearState]:
         """Read the source, then let each token of x attend to everything read."""
-        if self.knows_only_whole_sequences and (known.visible is not None or past is not None):
+        past = call.past
+        if self.knows_only_whole_sequences and (call.visible is not None or past is not None):
             raise InputError(
                 "this layer needs whole sequences: shares of a row's length or of its last place, "
                 "and fading in both directions, cannot be known while it is read; give the layer "
                 "length, places='undivided' and no gate"
             )
-        q = self.split(self.q_proj(x))
-        if source is None:
-            assert past is not None  # or there was nothing to attend to
-            q, weights = self._asked(x, q, past, known.positions, known.angles)
-            return self._attend(widen(q, weights), past), past
-        k, v = self.split(self.k_proj(source)), self.split(self.v_proj(source))
-        return self._take(x, source, q, k, v, past, known)
+        if call.source is None:  # Then there is a past, or nothing to attend to.
+            return self._attend(widen(*self._asked(call)), past), past
+        return self._take(call)
 
     def walk(
         self,
@@ -305,13 +306,9 @@ class LeapformerAttention(DotProductAttention):
         turn = self._for_all_heads(self.steps.turns(self.query_steps.lengths(x)))
         return walked(turn, past, key_mask=key_mask)
 
-    def weigh(
-        self, x: Hidden, source: Source, q: Heads, k: Keys, v: KeyValues, past: Any, known: Known
-    ) -> tuple[Values, Recurrent | None]:
-        """What queries take of values that stand by the keys; if causal, the source is x itself."""
-        if self.form == "causal":
-            return self.attend_causally(x, q, k, v, past, known)
-        return self._take(x, source, q, k, v, None, known)[0], None
+    def weigh(self, call: Call) -> tuple[Values, Recurrent | None]:
+        """What queries take of any values in place of those of the keys."""
+        return self.attend_causally(call) if self.form == "causal" else (self._take(call)[0], None)
 
     def shares(
         self,
@@ -324,7 +321,8 @@ class LeapformerAttention(DotProductAttention):
     ) -> Float[Tensor, "b h t n"]:
         """How much of its weights each token of x has on what was read before: q.k_n / q.k."""
         at = positions if self.looks_at_positions else None
-        q = widen(*self._asked(x, self.split(self.q_proj(x)), state, at, angles))
+        call = Call(x, None, self.split(self.q_proj(x)), None, None, state, positions=at)
+        q = widen(*self._asked(call._replace(angles=angles)))
         q = q[:, -self.n_head :].to(state.k.dtype)
         k, *before = (each.k[:, -self.n_head :] for each in (state, *earlier))
         total = (q @ k.unsqueeze(-1)).clamp_min(torch.finfo(k.dtype).tiny)
@@ -366,19 +364,11 @@ class LeapformerAttention(DotProductAttention):
             return steps.shares(x, key_mask)
         return mask_tokens(steps.lengths(x).double(), key_mask).cumsum(2)
 
-    def _take(
-        self,
-        x: Tensor,
-        source: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        past: LinearState | None,
-        known: Known,
-    ) -> tuple[Tensor, LinearState]:
+    def _take(self, call: Call) -> tuple[Tensor, LinearState]:
         """What each token of x takes of the values of the source, read on top of the past."""
-        key_mask, positions, visible = known.key_mask, known.positions, known.visible
-        k, y_weights = self._keys(k, known.source_positions)
+        x, source, past, key_mask = call.x, call.source, call.past, call.key_mask
+        assert source is not None and call.k is not None and call.v is not None
+        k, y_weights = self._keys(call.k, call.source_positions)
         turn = last = None
         if self.places == "divided":
             assert self.steps is not None
@@ -386,12 +376,12 @@ class LeapformerAttention(DotProductAttention):
         elif self.steps is not None:
             turn = self._for_all_heads(self.steps(source))
             at, last = travelled(turn, None if past is None else past.angle, key_mask)
-            y_weights = clock(at, accumulator(q))
+            y_weights = clock(at, accumulator(call.q))
         if self.form == "bidirectional" and self.steps is not None:
-            q, x_weights = self._queries(q, positions)[0], y_weights
+            q, x_weights = self._queries(call.q, call.positions)[0], y_weights
         else:
-            q, x_weights = self._asked(x, q, past, positions, known.angles)
-        weights, v = _both(x_weights, y_weights), self._values(v)
+            q, x_weights = self._asked(call)
+        weights, v = _both(x_weights, y_weights), self._values(call.v)
         options: dict[str, Any] = {"normalise": self.normalise, "eps": self.eps}
         if self.fades_both_ways:
             gate = None if self.gate is None else self._for_all_heads(self.gate(x))
@@ -400,43 +390,31 @@ class LeapformerAttention(DotProductAttention):
             # A state that nothing can be read on from keeps its length alone.
             empty = _read(None, k[:, :, :0], v[:, :, :0], None)
             return self._divided(o), replace(empty, length=empty.length + count_tokens(k, key_mask))
-        if past is None and visible is None:
+        if past is None and call.visible is None:
             o, after = read_and_attend(q, k, v, reweighting=weights, key_mask=key_mask, **options)
             return self._divided(o), replace(after, angle=last)
         after = _read(past, widen(k, y_weights), v, key_mask, turn, last)
-        if visible is None:
+        if call.visible is None:
             return self._attend(widen(q, x_weights), after), after
         o = staircase_linear_attention(
-            q, k, v, visible, reweighting=weights, key_mask=key_mask, **options
+            q, k, v, call.visible, reweighting=weights, key_mask=key_mask, **options
         )
         return self._divided(o), after
 
-    def _asked(
-        self,
-        x: Tensor,
-        q: Tensor,
-        past: LinearState | None,
-        positions: Tensor | None,
-        angles: Tensor | None,
-    ) -> tuple[Tensor, Tensor | None]:
+    def _asked(self, call: Call) -> tuple[Tensor, Tensor | None]:
         """Features and re-weighting of queries that attend to a source."""
-        q, weights = self._queries(q, positions)
+        q, weights = self._queries(call.q, call.positions)
         if self.steps is None:
             return q, weights
+        angles = call.angles
         if angles is None:
-            if past is not None and x.shape[1]:
+            if call.past is not None and call.x.shape[1]:
                 raise InputError(
                     "give angles, which layer.walk(x) tells: the state knows how far the source "
                     "has come, not the queries before x"
                 )
-            angles, _ = self.walk(x)
+            angles, _ = self.walk(call.x)
         return q, clock(angles, accumulator(q))
-
-    def _fused_feature(self) -> str | None:
-        """The feature map that may be left to the op, where nothing else looks at features."""
-        looks = self.rotary or self.has_own_denominator or not self.normalise
-        nets = (self.q_proportion, self.k_proportion)
-        return None if looks or any(net is not None for net in nets) else self.feature.name
 
     def _queries(self, q: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Features of queries, and the re-weighting by their proportions."""

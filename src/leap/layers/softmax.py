@@ -17,19 +17,16 @@ from torch import Tensor
 
 from leap.errors import ConfigError
 from leap.layers.attention import (
+    Call,
     DotProductAttention,
     Form,
-    Heads,
     Hidden,
-    Keys,
-    KeyValues,
-    Known,
     Rotary,
-    Source,
     Values,
     check_alibi,
     distance_slopes,
     placed,
+    wrapped,
 )
 from leap.layers.gate import ForgetGate, Gate, check_gate
 from leap.ops.softmax import (
@@ -38,7 +35,7 @@ from leap.ops.softmax import (
     softmax_attention,
     softmax_attention_reference,
 )
-from leap.ops.state import Recurrent
+from leap.ops.state import Recurrent, State
 
 
 class SoftmaxAttention(DotProductAttention):
@@ -112,60 +109,61 @@ class SoftmaxAttention(DotProductAttention):
             )
         self.gate = None if gate is None else ForgetGate(hidden_size, n_head)
 
-    def attend_causally(
-        self, x: Hidden, q: Heads, k: Heads, v: Values, past: SoftmaxState | None, known: Known
-    ) -> tuple[Values, SoftmaxState]:
-        """Read x, projected to q, k and v, each token attending to itself and the past."""
+    def forward(
+        self, x: Hidden, state: State | None = None, **given: Any
+    ) -> tuple[Hidden, Recurrent]:
+        """Attend, given what `DotProductAttention.enter` takes."""
+        call = self.enter(x, state, **given)
+        attend = self.attend_causally if self.form == "causal" else self.attend_elsewhere
+        o, after = attend(call)
+        return self.leave(o, x), wrapped(call, after)
+
+    def attend_causally(self, call: Call) -> tuple[Values, SoftmaxState]:
+        """Read x, each token attending to itself and the past."""
+        assert call.k is not None and call.v is not None
         return causal_softmax_attention(
-            _placed(q, known.positions),
-            _placed(k, known.positions),
-            v,
-            past,
-            key_mask=known.key_mask,
-            cu_seqlens=known.cu_seqlens,
-            slopes=self._slopes(x),
-            log_gate=self._log_gate(x),
+            _placed(call.q, call.positions),
+            _placed(call.k, call.positions),
+            call.v,
+            call.past,
+            key_mask=call.key_mask,
+            cu_seqlens=call.cu_seqlens,
+            slopes=self._slopes(call.x),
+            log_gate=self._log_gate(call.x),
             dropout=self._dropout,
         )
 
-    def attend_to(
-        self, x: Hidden, source: Source | None, past: SoftmaxState | None, known: Known
-    ) -> tuple[Values, SoftmaxState]:
+    def attend_to(self, call: Call) -> tuple[Values, SoftmaxState]:
         """Read the source, then let each token of x attend to everything read."""
-        after = past
-        if source is not None:
-            k = _placed(self.split(self.k_proj(source)), known.source_positions)
-            v = self.split(self.v_proj(source))
-            after = SoftmaxState.empty(k, v) if past is None else past
-            after = after.advance(k=k, v=v, key_mask=known.key_mask)
-        assert after is not None  # or there was nothing to attend to
-        q = _placed(self.split(self.q_proj(x)), known.positions)
+        after = call.past
+        if call.k is not None and call.v is not None:
+            k = _placed(call.k, call.source_positions)
+            after = SoftmaxState.empty(k, call.v) if after is None else after
+            after = after.advance(k=k, v=call.v, key_mask=call.key_mask)
         attend = softmax_attention_reference if self.naive else softmax_attention
         o = attend(
-            q,
+            _placed(call.q, call.positions),
             after.k,
             after.v,
             key_mask=after.mask,
-            visible=known.visible,
+            visible=call.visible,
             window=self.window,
             dropout=self._dropout,
         )
-        if source is None or self.window is None:
-            return o, after
-        return o, after.last(self.window)
+        return o, after if call.k is None or self.window is None else after.last(self.window)
 
-    def weigh(
-        self, x: Hidden, source: Source, q: Heads, k: Keys, v: KeyValues, past: Any, known: Known
-    ) -> tuple[Values, Recurrent | None]:
-        """What queries take of values that stand by the keys; if causal, the source is x itself."""
-        q = _placed(q, known.positions).to(v.dtype)
-        k = _placed(k, known.source_positions).to(v.dtype)
+    def weigh(self, call: Call) -> tuple[Values, Recurrent | None]:
+        """What queries take of any values in place of those of the keys."""
+        assert call.k is not None and call.v is not None
+        q = _placed(call.q, call.positions).to(call.v.dtype)
+        k = _placed(call.k, call.source_positions).to(call.v.dtype)
         if self.form == "causal":
-            slopes, log_gate = self._slopes(x), self._log_gate(x)
+            slopes, log_gate = self._slopes(call.x), self._log_gate(call.x)
             return causal_softmax_attention(
-                q, k, v, past, key_mask=known.key_mask, slopes=slopes, log_gate=log_gate
+                q, k, call.v, call.past, key_mask=call.key_mask, slopes=slopes, log_gate=log_gate
             )
-        return softmax_attention(q, k, v, key_mask=known.key_mask, window=self.window), None
+        window = self.window
+        return softmax_attention(q, k, call.v, key_mask=call.key_mask, window=window), None
 
     def shares(
         self,

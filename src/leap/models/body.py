@@ -1,7 +1,7 @@
 """The body of every model: tokens in, hidden states out, whatever the attention and its form.
 
     x = dropout(E[token] + P[position])          P only with learned or sinusoidal positions
-    x = block(x)  for each layer                 norm, attention, norm, feed-forward
+    x = layer(x)  for each layer                 norm, attention, norm, feed-forward
     x = norm(x)
 
 The attention is the config's affair (`LeapformerConfig.build_attention`), and its form the
@@ -25,7 +25,6 @@ from leap.layers import Block, DecayGate, Dropout, LeapAttention, LearnedProport
 from leap.layers.attention import Form, token_positions
 from leap.layers.convolution import ShortConvolution
 from leap.layers.equalise import equalised
-from leap.layers.fused import FusedBlocks
 from leap.layers.gate import WEIGHT_STD, ForgetGate
 from leap.layers.proportion import HeadLinear
 from leap.layers.travel import UNIT_STEP, Steps
@@ -35,30 +34,27 @@ from leap.models.config import LeapformerConfig
 from leap.models.weights import Watch, wants_weights
 from leap.ops.backends import traces
 from leap.ops.derivatives import transformed
-from leap.ops.state import State
 
 
-class Layer(GradientCheckpointingLayer):
-    """One block of a model."""
+class Layer(GradientCheckpointingLayer, Block):
+    """One block of a model, as its config describes it.
+
+    Nothing in it may change a cache: checkpointing runs it again in the backward pass.
+    """
 
     def __init__(self, config: LeapformerConfig, layer: int, form: Form) -> None:
-        super().__init__()
-        self.block = Block(
+        super().__init__(
             config.build_attention(layer, form),
             feed_forward_size=config.intermediate_size,
             dropout=config.hidden_dropout_prob,
             norm_eps=config.layer_norm_eps,
         )
 
-    def forward(
-        self, x: Tensor, state: State | None = None, **inputs: Any
-    ) -> tuple[Tensor, State | None]:
-        """Pass tokens through, on top of what was read before.
 
-        Nothing here may change a cache: checkpointing runs it again in the backward pass.
-        """
-        y: tuple[Tensor, State | None] = self.block(x, state, **inputs)
-        return y
+def stacked(config: LeapformerConfig, n_layer: int, form: Form) -> nn.ModuleList:
+    """Layers of a model. Each is the `block` of another module, as checkpoints call it."""
+    layers = (Layer(config, i, form) for i in range(n_layer))
+    return nn.ModuleList(nn.ModuleDict({"block": layer}) for layer in layers)
 
 
 class LeapformerPreTrainedModel(PreTrainedModel):
@@ -120,7 +116,7 @@ class LeapformerPreTrainedModel(PreTrainedModel):
         elif isinstance(module, Layer) and self.config.begins_quietly:
             # As in GPT-2: the more layers add to the residual stream, the less each begins with.
             std = self.config.initializer_range / math.sqrt(2 * self.config.n_layer)
-            last = [module.block.feed_forward[3], getattr(module.block.attention, "o_proj", None)]
+            last = [module.feed_forward[3], getattr(module.attention, "o_proj", None)]
             for linear in filter(None, last):
                 init.normal_(linear.weight, std=std)
 
@@ -146,10 +142,9 @@ class LeapformerBody(LeapformerPreTrainedModel):
         )
         self.embed_positions = position_embedding(config)
         self.dropout = Dropout(config.hidden_dropout_prob)
-        self.layers = nn.ModuleList(Layer(config, i, self.form) for i in range(config.n_layer))
+        self.layers = stacked(config, config.n_layer, self.form)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.gradient_checkpointing = False
-        self.fused = FusedBlocks(Layer, records_nothing)
         self.post_init()
 
     def watch(self, options: dict[str, Any]) -> Watch:
@@ -157,34 +152,33 @@ class LeapformerBody(LeapformerPreTrainedModel):
         wanted = self.layers if wants_weights(self.config, options) else ()
         return Watch(layer.get_submodule("block.attention") for layer in wanted)
 
-    def hidden_states(
+    def embedded(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+        """Embeddings of tokens, of which either the ids `[b, t]` or the embeddings are given."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise InputError("give either input_ids or inputs_embeds")
+        return self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+
+    def placed(
         self,
-        input_ids: Tensor | None,
-        inputs_embeds: Tensor | None,
-        attention_mask: Tensor | None,
+        x: Tensor,
+        key_mask: Tensor | None,
         position_ids: Tensor | None,
         *,
         prefix: Tensor | None = None,
         past: StateCache | None = None,
         cu_seqlens: Tensor | None = None,
-    ) -> Tensor:
-        """What comes out at each token, `[b, t, hidden_size]`.
+    ) -> tuple[Tensor, dict[str, Tensor | None]]:
+        """What the first layer is given: tokens `[b, t, hidden_size]`, and all else by its name.
 
         Args:
-            input_ids, inputs_embeds: tokens `[b, t]`, or their embeddings; one of them.
-            attention_mask: 1 at real tokens and 0 at pads, of these tokens, or of all so far.
+            x: embeddings.
+            key_mask: true at real tokens; None if all are.
             position_ids: where the tokens stand; by default real tokens are counted.
             prefix: embeddings `[p, hidden_size]` of tokens that every row begins with. They have
                 no position embedding, and take none from the others.
-            past: to go on from, and to add to.
+            past: to go on from.
             cu_seqlens: where sequences packed into one row begin, and the last one ends.
         """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise InputError("give either input_ids or inputs_embeds")
-        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        key_mask = real_tokens(attention_mask, x.shape[1])
-        if past is not None and x.shape[1] == 1 and self.step_refusal(x, past, key_mask) is None:
-            return self.norm(self._step(x, past))
         if position_ids is None:
             state = None if past is None else past.layers[0].state
             alike = state is None and key_mask is None  # Then one row is looked up for all.
@@ -200,40 +194,8 @@ class LeapformerBody(LeapformerPreTrainedModel):
             positions = torch.cat([before, positions + n], dim=1)
             if key_mask is not None:
                 key_mask = nn.functional.pad(key_mask, (n, 0), value=True)
-
-        x = self.dropout(x)
-        inputs = {"key_mask": key_mask, "positions": positions, "cu_seqlens": cu_seqlens}
-        for i, layer in enumerate(self.layers):
-            if past is None:
-                x, _ = layer(x, None, **inputs)
-            else:
-                state = past.layers[i].before(layer.get_submodule("block"), x)
-                x, state = layer(x, state, **inputs)
-                past.layers[i].put(state, x.shape[1])
-        return self.norm(x)
-
-    def step_refusal(
-        self, x: Tensor, past: StateCache, key_mask: Tensor | None = None
-    ) -> str | None:
-        """Why one more token goes through the layers one by one; None if one call does it all.
-
-        Args:
-            x: embeddings `[b, 1, hidden_size]`.
-            past: to go on from.
-            key_mask: true at real tokens, if there are others.
-        """
-        if self.embed_positions is not None:
-            return "positions are added to embeddings"
-        if self.dropout.training and self.dropout.p:
-            return "in training it has no dropout; call model.eval()"
-        states = [layer.state for layer in past.layers]
-        return self.fused.refusal(self.layers, x, states, key_mask)
-
-    def _step(self, x: Tensor, past: StateCache) -> Tensor:
-        x, states = self.fused.step(x, [layer.state for layer in past.layers])
-        for layer, state in zip(past.layers, states, strict=True):
-            layer.put(state, 1)
-        return x
+        given = {"key_mask": key_mask, "positions": positions, "cu_seqlens": cu_seqlens}
+        return self.dropout(x), given
 
     def _check_positions(self, positions: Tensor, past: StateCache | None) -> None:
         if self.config.position_embedding != "learned" or traces():

@@ -19,7 +19,15 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from leap.errors import FileError, InputError
-from leap.models.body import LeapformerBody, LeapformerPreTrainedModel, packed_at
+from leap.layers.fused import FusedBlocks
+from leap.models.body import (
+    Layer,
+    LeapformerBody,
+    LeapformerPreTrainedModel,
+    packed_at,
+    real_tokens,
+    records_nothing,
+)
 from leap.models.cache import StateCache
 from leap.models.config import FastformerLMConfig, LeapConfig, LeapformerConfig
 from leap.models.loss import IGNORED, head_cross_entropy, is_plain
@@ -31,6 +39,10 @@ class LeapformerModel(LeapformerBody):
     """The decoder without a head."""
 
     form = "causal"
+
+    def __init__(self, config: LeapformerConfig) -> None:
+        super().__init__(config)
+        self.fused = FusedBlocks(Layer, records_nothing)
 
     @merge_with_config_defaults
     @capture_outputs
@@ -71,20 +83,50 @@ class LeapformerModel(LeapformerBody):
             cu_seq_lens_q = packed_at(position_ids, seq_idx)
         if use_cache and past_key_values is None:
             past_key_values = StateCache(self.config.n_layer)
+        past, x = past_key_values, self.embedded(input_ids, inputs_embeds)
+        key_mask = real_tokens(attention_mask, x.shape[1])
         with self.watch(kwargs) as watch:
-            x = self.hidden_states(
-                input_ids,
-                inputs_embeds,
-                attention_mask,
-                position_ids,
-                past=past_key_values,
-                cu_seqlens=cu_seq_lens_q,
-            )
+            is_one = x.shape[1] == 1
+            if past is not None and is_one and self.step_refusal(x, past, key_mask) is None:
+                x = self._step(x, past)
+            else:
+                options: dict[str, Any] = {"past": past, "cu_seqlens": cu_seq_lens_q}
+                x, given = self.placed(x, key_mask, position_ids, **options)
+                for i, layer in enumerate(self.layers):
+                    block = layer.get_submodule("block")
+                    state = None if past is None else past.layers[i].before(block, x)
+                    x, state = block(x, state, **given)
+                    if past is not None:
+                        past.layers[i].put(state, x.shape[1])
+        x = self.norm(x)
         return BaseModelOutputWithPast(
-            last_hidden_state=x,  # type: ignore[arg-type]  # Any float tensor is meant.
+            last_hidden_state=x,
             past_key_values=past_key_values if use_cache else None,
-            attentions=watch.weights(),  # type: ignore[arg-type]
+            attentions=watch.weights(),  # type: ignore[arg-type]  # Any float tensors are meant.
         )
+
+    def step_refusal(
+        self, x: Tensor, past: StateCache, key_mask: Tensor | None = None
+    ) -> str | None:
+        """Why tokens go through the layers one by one; None if one call takes them through all.
+
+        Args:
+            x: embeddings `[b, t, hidden_size]`, of one more token per row if it is to.
+            past: to go on from.
+            key_mask: true at real tokens, if there are others.
+        """
+        if self.embed_positions is not None:
+            return "positions are added to embeddings"
+        if self.dropout.training and self.dropout.p:
+            return "in training it has no dropout; call model.eval()"
+        states = [layer.state for layer in past.layers]
+        return self.fused.refusal(self.layers, x, states, key_mask)
+
+    def _step(self, x: Tensor, past: StateCache) -> Tensor:
+        x, states = self.fused.step(x, [layer.state for layer in past.layers])
+        for layer, state in zip(past.layers, states, strict=True):
+            layer.put(state, 1)
+        return x
 
 
 class LeapformerForCausalLM(LeapformerPreTrainedModel, GenerationMixin):

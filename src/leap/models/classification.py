@@ -21,7 +21,12 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from leap.errors import InputError
-from leap.models.body import Layer, LeapformerBody, LeapformerPreTrainedModel
+from leap.models.body import (
+    Layer,
+    LeapformerBody,
+    LeapformerPreTrainedModel,
+    real_tokens,
+)
 from leap.models.config import LeapformerConfig
 from leap.ops.state import accumulator
 
@@ -77,18 +82,17 @@ class LeapformerEncoder(LeapformerClassificationModel, LeapformerBody):
         """
         if prefix is not None and cu_seq_lens_q is not None:
             raise InputError("a prefix is put before rows, not before packed sequences; pad them")
+        x = self.embedded(input_ids, inputs_embeds)
+        key_mask = real_tokens(attention_mask, x.shape[1])
+        options: dict[str, Any] = {"prefix": prefix, "cu_seqlens": cu_seq_lens_q}
+        x, given = self.placed(x, key_mask, position_ids, **options)
         with self.watch(kwargs) as watch:
-            x = self.hidden_states(
-                input_ids,
-                inputs_embeds,
-                attention_mask,
-                position_ids,
-                prefix=prefix,
-                cu_seqlens=cu_seq_lens_q,
-            )
+            for layer in self.layers:
+                x, _ = layer.get_submodule("block")(x, **given)
+        x = self.norm(x)
         return BaseModelOutput(
-            last_hidden_state=x,  # type: ignore[arg-type]  # Any float tensor is meant.
-            attentions=watch.weights(),  # type: ignore[arg-type]
+            last_hidden_state=x,
+            attentions=watch.weights(),  # type: ignore[arg-type]  # Any float tensors are meant.
         )
 
 

@@ -21,11 +21,11 @@ from leap.errors import InputError
 from leap.layers import Dropout
 from leap.layers.attention import token_positions
 from leap.models.body import (
-    Layer,
     LeapformerPreTrainedModel,
     can_look,
     position_embedding,
     real_tokens,
+    stacked,
 )
 from leap.models.seq2seq_config import LeapformerSeq2SeqConfig, LeapformerSpeechConfig
 from leap.models.states import States
@@ -44,7 +44,7 @@ class Encoder(LeapformerPreTrainedModel, ABC):
         self.embed_positions = position_embedding(config)
         self.dropout = Dropout(config.hidden_dropout_prob)
         part, form = config.part("encoder"), config.form("encoder")
-        self.layers = nn.ModuleList(Layer(part, i, form) for i in range(config.encoder_layers))
+        self.layers = stacked(part, config.encoder_layers, form)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.gradient_checkpointing = False
 
@@ -76,7 +76,7 @@ class Encoder(LeapformerPreTrainedModel, ABC):
         wanted = self.layers if wants_weights(self.config, options) else ()
         with Watch(layer.get_submodule("block.attention") for layer in wanted) as watch:
             for layer in self.layers:
-                x, _ = layer(x, **inputs)
+                x, _ = layer.get_submodule("block")(x, **inputs)
         return BaseModelOutput(
             last_hidden_state=self.norm(x),
             attentions=watch.weights(),  # type: ignore[arg-type]  # Any float tensors are meant.
@@ -90,7 +90,8 @@ class Encoder(LeapformerPreTrainedModel, ABC):
         x = self._placed(x, positions)
         after = []
         for i, layer in enumerate(self.layers):
-            x, state = layer(x, past[i] if past else None, positions=positions)
+            block = layer.get_submodule("block")
+            x, state = block(x, past[i] if past else None, positions=positions)
             after.append(state)
         return self.norm(x), states.with_part("encoder", after)
 

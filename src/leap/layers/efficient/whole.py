@@ -16,7 +16,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from leap.errors import ConfigError, InputError
-from leap.layers.attention import Attention, Heads, Hidden, attend_packed
+from leap.layers.attention import Attention, Heads, Hidden
+from leap.ops.packing import run_packed
 from leap.ops.state import Recurrent, State
 
 Real = Bool[Tensor, "b t"]
@@ -67,8 +68,10 @@ class WholeSequenceAttention(Attention):
                 f"give all tokens in one call, or use {self.reads_on} to read on"
             )
         if cu_seqlens is not None:
-            y, _ = attend_packed(self._attend_padded, x, None, cu_seqlens, key_mask, None)
-            return y, None
+            tokens = {"x": x.unsqueeze(1)}
+            return run_packed(self._attend_padded, cu_seqlens, tokens, None, key_mask)[0].squeeze(
+                1
+            ), None
         return self._without_pads(x, key_mask), None
 
     def step(self, x: Float[Tensor, "b d"], state: State | None, **inputs: Any) -> Any:
@@ -91,11 +94,10 @@ class WholeSequenceAttention(Attention):
         )
         return front.take_along_dim(order.argsort(dim=1).unsqueeze(-1), dim=1)
 
-    def _attend_padded(
-        self, x: Tensor, state: None, *, key_mask: Tensor, positions: Tensor | None
-    ) -> tuple[Tensor, Recurrent]:
-        """As `attend_packed` calls it, with a state that only counts."""
-        return self._without_pads(x, key_mask), Recurrent(length=key_mask.sum(dim=1))
+    def _attend_padded(self, x: Tensor, state: None, key_mask: Tensor) -> tuple[Tensor, Recurrent]:
+        """As `run_packed` calls it: with an axis of heads, and a state that only counts."""
+        y = self._without_pads(x.squeeze(1), key_mask)
+        return y.unsqueeze(1), Recurrent(length=key_mask.sum(dim=1))
 
 
 class MatchingAttention(WholeSequenceAttention):

@@ -24,7 +24,7 @@ These are of the backend torch; others, and how one is chosen, are in `leap.ops.
 Axes: b batch, h heads, t tokens (n of the source), f features, e values, r rank.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -35,17 +35,30 @@ from torch import Tensor
 
 from leap.errors import InputError
 from leap.ops import backends
-from leap.ops.checks import check_axes, check_floating, check_key_mask, check_same, shape
+from leap.ops.checks import check_axes, check_floating, check_key_mask, check_same
 from leap.ops.derivatives import transformed
 from leap.ops.features import cosine
 from leap.ops.fla import causal as fla
 from leap.ops.linear import at_once, chunked, gated, square, step, two_way, whole
-from leap.ops.linear.gated import LOWEST
+from leap.ops.linear.call import (
+    CHUNK_SIZE,
+    Call,
+    all_gates,
+    checked,
+    checked_fade,
+    for_kernels,
+    gates,
+    mapped_by,
+    needs_grad,
+    real_tokens,
+    recorded,
+    state_after,
+    sums_before,
+)
 from leap.ops.linear.parts import (
     Tokens,
     mapped,
     precision,
-    state_width,
     wide_keys,
     wide_queries,
     without_pads,
@@ -59,8 +72,8 @@ from leap.ops.linear.state import LinearState, sums
 from leap.ops.native import causal as native
 from leap.ops.native import step as native_step
 from leap.ops.native import whole as native_whole
-from leap.ops.packing import check_cu_seqlens, run_packed
-from leap.ops.state import as_given, count_tokens, finest, mask_tokens
+from leap.ops.packing import run_packed
+from leap.ops.state import as_given, count_tokens, mask_tokens
 from leap.ops.travel import ClockState, clock, travelled, walked
 from leap.ops.triton import causal as triton
 from leap.ops.triton import step as triton_step
@@ -78,7 +91,6 @@ __all__ = [
     "two_way_linear_attention",
 ]
 
-CHUNK_SIZE = 64
 KERNELS: dict[str, Any] = {"native": native, "triton": triton, "fla": fla}
 """Backends with kernels of causal attention, all of which are called alike."""
 PACKING = ("triton", "fla")
@@ -200,25 +212,15 @@ def two_way_linear_attention(
     """
     tokens = check_inputs(q, k, v, key_mask, reweighting)
     check_same("b h t", k=k, q=q, log_gate=log_gate)
-    rate = None if fade is None else _checked_fade(fade, q)
-    gates = _gates(log_gate, rate, tokens, key_mask).squeeze(-1)
+    rate = None if fade is None else checked_fade(fade, q)
+    both = gates(log_gate, rate, tokens, key_mask).squeeze(-1)
 
     def causally(tokens: Tokens, log_gate: Tensor) -> Tensor:
-        return _attend(
-            tokens,
-            None,
-            key_mask=None,
-            log_gate=log_gate,
-            fade=None,
-            feature=None,
-            normalise=False,
-            chunk_size=chunk_size,
-            eps=eps,
-            backend=backend,
-        )[0]
+        options: dict[str, Any] = {"log_gate": log_gate, "chunk_size": chunk_size, "eps": eps}
+        return _of_parts(**tokens._asdict(), normalise=False, backend=backend, **options)[0]
 
     tokens = without_pads(tokens, key_mask)
-    o = two_way.attend(tokens, gates, causally, normalise=normalise, eps=eps)
+    o = two_way.attend(tokens, both, causally, normalise=normalise, eps=eps)
     return o.to(v.dtype)
 
 
@@ -229,6 +231,7 @@ def causal_linear_attention(
     state: LinearState | None = None,
     *,
     reweighting: Reweighting | None = None,
+    turn: Float[Tensor, "b h t m"] | None = None,
     key_mask: Bool[Tensor, "b t"] | None = None,
     cu_seqlens: Int[Tensor, " n"] | None = None,
     log_gate: Float[Tensor, "b h t"] | Float[Tensor, "b h t f"] | None = None,
@@ -249,6 +252,8 @@ def causal_linear_attention(
         v: values.
         state: what an earlier call returned, of features r times as wide; None at the start.
         reweighting: x and y, both `[b, h, t, r]`, which multiply scores by x_i . y_j.
+        turn: in place of x and y, how far each token turns each of m clocks on, in radians: the
+            distance travelled between tokens re-weights their scores (`leap.ops.travel`).
         key_mask: true at real tokens. Pads, wherever they are, change nothing for the others.
         cu_seqlens: where packed sequences begin, and the last one ends, `[0, 3, 5]` for lengths
             3 and 2. The batch is then 1, and the state has a row for each sequence.
@@ -266,20 +271,44 @@ def causal_linear_attention(
         The attended values, and the state after the last token.
     """
     tokens = check_inputs(q, k, v, key_mask, reweighting)
+    check_same("b h t", k=k, q=q, log_gate=log_gate)
     options: dict[str, Any] = {
         "fade": fade,
-        "feature": feature,
         "normalise": normalise,
         "chunk_size": chunk_size,
         "eps": eps,
-        "backend": backend,
     }
     if cu_seqlens is not None and not _reads_packed(tokens, state, log_gate, backend):
         x, y = reweighting or (None, None)
-        packed = {"q": q, "k": k, "v": v, "x": x, "y": y, "log_gate": log_gate}
-        return run_packed(partial(_packed, **options), cu_seqlens, packed, state, key_mask)
-    options |= {"key_mask": key_mask, "log_gate": log_gate, "cu_seqlens": cu_seqlens}
-    return _attend(tokens, state, **options)
+        packed = {"q": q, "k": k, "v": v, "x": x, "y": y, "turn": turn, "log_gate": log_gate}
+        op = partial(_of_parts, feature=feature, backend=backend, **options)
+        return run_packed(op, cu_seqlens, packed, state, key_mask)
+    last = None
+    if turn is not None:
+        tokens, last = _travelled(tokens, turn, state, key_mask, cu_seqlens)
+    call = checked(
+        tokens, state, log_gate=log_gate, key_mask=key_mask, cu_seqlens=cu_seqlens, **options
+    )
+    if not q.shape[2]:
+        return v, call.before if last is None else replace(call.before, angle=last)
+
+    chosen = backends.choose(backend, _refusals(tokens, call.log_gate, state, backend))
+    is_one = q.shape[2] == 1 and cu_seqlens is None
+    kernel = None if is_one else KERNELS.get(chosen)
+    if kernel is None:
+        call = mapped_by(call, feature)
+        o, after = _version(chosen, call, is_one)(call)
+    else:
+        if feature not in kernel.MAPS or call.before.trail is not None:
+            call, feature = mapped_by(call, feature), None
+        packed_at = () if cu_seqlens is None else (call.cu_seqlens,)
+        o, _, kv, k_sum, *_ = kernel.attend(
+            *for_kernels(call), call.rate, *sums_before(call), feature, normalise, eps, *packed_at
+        )
+        after = state_after(call, kv, k_sum)
+    if call.before.trail is not None:
+        after = recorded(call, after, turn)
+    return o, after if last is None else replace(after, angle=last)
 
 
 def causal_proportional_attention(
@@ -369,46 +398,54 @@ def causal_travelled_attention(
         key_mask, cu_seqlens, log_gate, fade, feature, normalise, chunk_size, eps, backend: as
             there.
     """
+    return causal_linear_attention(
+        q,
+        k,
+        v,
+        state,
+        turn=turn,
+        key_mask=key_mask,
+        cu_seqlens=cu_seqlens,
+        log_gate=log_gate,
+        fade=fade,
+        feature=feature,
+        normalise=normalise,
+        chunk_size=chunk_size,
+        eps=eps,
+        backend=backend,
+    )
+
+
+def _travelled(
+    tokens: Tokens,
+    turn: Tensor,
+    state: LinearState | None,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> tuple[Tokens, Tensor]:
+    """The tokens, re-weighted by where their clocks stand, and where they stand after the last."""
+    if tokens.x is not None:
+        raise InputError("give either reweighting or turn; clocks are a re-weighting of their own")
     check_floating(turn=turn)
     check_axes("b h t m", turn=turn)
-    tokens = check_inputs(q, k, v, key_mask)
-    check_same("b h t", k=k, turn=turn)
-    options: dict[str, Any] = {
-        "fade": fade,
-        "feature": feature,
-        "normalise": normalise,
-        "chunk_size": chunk_size,
-        "eps": eps,
-        "backend": backend,
-    }
-    before = _clocks_of(state)
+    check_same("b h t", k=tokens.k, turn=turn)
+    before = None
+    if state is not None:
+        if not isinstance(state, LinearState) or state.angle is None:
+            raise InputError(
+                "the state has no clocks; travelled attention goes on from a state that it returned"
+            )
+        before = state.angle
     if cu_seqlens is None:
         angles, last = travelled(turn, before, key_mask)
-    elif _reads_packed(tokens, state, log_gate, backend):
+    else:
         clocks = None
         if state is not None and before is not None:
             clocks = ClockState(before, length=state.length)
         angles, walk = walked(turn, clocks, key_mask=key_mask, cu_seqlens=cu_seqlens)
         last = walk.angle
-    else:
-        packed = {"q": q, "k": k, "v": v, "turn": turn, "log_gate": log_gate}
-        attend = partial(causal_travelled_attention, **options)
-        return run_packed(attend, cu_seqlens, packed, state, key_mask)
     hands = clock(angles, precision(tokens))
-    tokens = tokens._replace(x=hands, y=hands)
-    options |= {"key_mask": key_mask, "log_gate": log_gate, "cu_seqlens": cu_seqlens}
-    o, after = _attend(tokens, state, turn=turn, **options)
-    return o, replace(after, angle=last)
-
-
-def _clocks_of(state: LinearState | None) -> Tensor | None:
-    if state is None:
-        return None
-    if not isinstance(state, LinearState) or state.angle is None:
-        raise InputError(
-            "the state has no clocks; travelled attention goes on from a state that it returned"
-        )
-    return state.angle
+    return tokens._replace(x=hands, y=hands), last
 
 
 def _reads_packed(
@@ -417,6 +454,8 @@ def _reads_packed(
     """Whether the backend that answers reads packed rows as they lie."""
     if isinstance(state, LinearState) and state.trail is not None:
         return False  # What is recorded has a row for each sequence.
+    if log_gate is not None and log_gate.ndim == 3:
+        log_gate = log_gate.unsqueeze(-1)
     return backends.choose(backend, _refusals(tokens, log_gate, None, backend)) in PACKING
 
 
@@ -434,337 +473,94 @@ def _refusals(
     }
 
 
-def _packed(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    state: LinearState | None,
-    key_mask: Tensor | None,
-    x: Tensor | None = None,
-    y: Tensor | None = None,
-    log_gate: Tensor | None = None,
-    **options: Any,
+def _of_parts(
+    x: Tensor | None = None, y: Tensor | None = None, **options: Any
 ) -> tuple[Tensor, LinearState]:
-    """`_attend` for a batch that packed sequences were gathered into."""
-    return _attend(Tokens(q, k, v, x, y), state, key_mask=key_mask, log_gate=log_gate, **options)
+    """`causal_linear_attention` of what stands by its name, the re-weighting in two parts."""
+    weights = None if x is None or y is None else (x, y)
+    return causal_linear_attention(reweighting=weights, **options)
 
 
-def _attend(
-    tokens: Tokens,
-    state: LinearState | None,
-    *,
-    key_mask: Tensor | None,
-    log_gate: Tensor | None,
-    fade: Sequence[float] | None,
-    feature: str | None,
-    normalise: bool,
-    chunk_size: int | None,
-    eps: float,
-    backend: str | None,
-    cu_seqlens: Tensor | None = None,
-    turn: Tensor | None = None,
-) -> tuple[Tensor, LinearState]:
-    """Attend causally by the version that suits what is given; of `turn` a record is kept."""
-    check_same("b h t", k=tokens.k, q=tokens.q, log_gate=log_gate)
-    size = _chunk_size(chunk_size)
-    starts = None if cu_seqlens is None else check_cu_seqlens(cu_seqlens, tokens.k)
-    # Not len(), which is a fixed number where a graph is traced.
-    before = _begin(tokens, state, tokens.k.shape[0] if starts is None else len(starts) - 1)
-    rate = None if fade is None else _checked_fade(fade, tokens.q)
-    if log_gate is not None or (rate and (key_mask is not None or before.trail is not None)):
-        log_gate, rate = _gates(log_gate, rate, tokens, key_mask), None
-    if before.log_decay is None and (log_gate is not None or rate):
-        gates = 1 if log_gate is None else log_gate.shape[-1]
-        before = replace(before, log_decay=before.k.new_zeros(*before.k.shape[:2], gates))
-    if not tokens.q.shape[2]:
-        return tokens.v, before
-    chosen = backends.choose(backend, _refusals(tokens, log_gate, state, backend))
-    is_one = tokens.q.shape[2] == 1 and cu_seqlens is None
-    kernel = None if is_one else KERNELS.get(chosen)
-    is_fused = kernel is not None and feature in kernel.MAPS
-    if feature is not None and not (is_fused and before.trail is None):
-        tokens, feature = mapped(tokens, feature), None
-    if chosen not in KERNELS:
-        tokens = without_pads(tokens, key_mask)
-    n_real = count_tokens(tokens.k, key_mask)
-
+def _version(chosen: str, call: Call, is_one: bool) -> Callable[[Call], tuple[Tensor, LinearState]]:
+    """Which of the versions in PyTorch answers, or which kernel for one token."""
     if chosen == "reference":
-        o, after = _by_the_formula(tokens, before, log_gate, rate, n_real, normalise, eps)
-    elif chosen == "graph":
-        gate = _gates(None, rate, tokens, key_mask) if rate is not None else log_gate
-        o, after = at_once.attend(tokens, before, gate, n_real=n_real, normalise=normalise, eps=eps)
-    elif kernel is not None:
-        o, after = _by_a_kernel(
-            kernel,
-            tokens,
-            before,
-            log_gate,
-            rate,
-            key_mask,
-            feature,
-            normalise,
-            cu_seqlens=cu_seqlens,
-            is_first=state is None,
-            eps=eps,
-        )
-    elif chosen in STEPS and not _needs_grad(tokens, before, log_gate):
-        o, after = _step_by_a_kernel(
-            STEPS[chosen], tokens, before, log_gate, rate, key_mask, normalise, eps
-        )
-    elif is_one:
-        tokens = without_pads(tokens, key_mask)
-        gate = None if log_gate is None else log_gate.squeeze(2)
-        if rate is not None:
-            gate = tokens.k.new_tensor(rate, dtype=precision(tokens)).view(1, -1, 1)
-        o, after = step.attend(tokens, before, gate, n_real=n_real, normalise=normalise, eps=eps)
-    elif log_gate is not None and log_gate.shape[-1] > 1:
-        o, after = _with_gates_of_features(tokens, before, log_gate, n_real, normalise, size, eps)
-    else:
-        gate = None if log_gate is None else log_gate.squeeze(-1)
-        if state is None and _is_short(tokens.q, size):
-            o, after = _in_a_square(tokens, before, gate, rate, n_real, normalise, eps)
-        else:
-            options: dict[str, Any] = {"is_first": state is None, "chunk_size": size, "eps": eps}
-            o, after = _in_chunks(tokens, before, gate, rate, n_real, normalise, **options)
-    if before.trail is None:
-        return o, after
-    tokens = without_pads(tokens, key_mask)
-    if key_mask is None:
-        key_mask = tokens.k.new_ones(tokens.k.shape[0], tokens.k.shape[2], dtype=torch.bool)
-    read = {"k": wide_keys(tokens), "v": tokens.v, "key_mask": key_mask.unsqueeze(1)}
-    noted = {"log_gate": log_gate, "turn": turn}
-    return o, after.after(before, **read, **{n: x for n, x in noted.items() if x is not None})
+        return _by_the_formula
+    if chosen == "graph":
+        return at_once.attend
+    if is_one and chosen in STEPS and not needs_grad(call):
+        return partial(_step_by_a_kernel, STEPS[chosen])
+    if is_one:
+        return step.attend
+    if call.log_gate is not None and call.log_gate.shape[-1] > 1:
+        return _with_gates_of_features
+    is_short = call.tokens.q.shape[2] <= min(call.chunk_size, CHUNK_SIZE)
+    return _in_a_square if call.is_first and is_short else _in_chunks
 
 
-def _by_a_kernel(
-    kernel: Any,
-    tokens: Tokens,
-    before: LinearState,
-    log_gate: Tensor | None,
-    rate: list[float] | None,
-    key_mask: Tensor | None,
-    feature: str | None,
-    normalise: bool,
-    *,
-    cu_seqlens: Tensor | None,
-    is_first: bool,
-    eps: float,
-) -> tuple[Tensor, LinearState]:
-    """Any tokens, by a kernel, which reads pads as 0 itself."""
-    q, k, v, *weights = tokens
-    x, y = (None if each is None else each.to(precision(tokens)) for each in weights)
-    gate = _gate_of_kernels(log_gate, k)
-    past = (None, None) if is_first else (before.kv, before.k)
-    if cu_seqlens is not None:
-        cu_seqlens = cu_seqlens.to(k.device)
-    packed = () if cu_seqlens is None else (cu_seqlens,)
-    o, _, kv, k_sum, *_ = kernel.attend(
-        q, k, v, x, y, gate, key_mask, rate, *past, feature, normalise, eps, *packed
-    )
-    if cu_seqlens is None:
-        return o, _moved_on(
-            before, kv, k_sum, log_gate, rate, k.shape[2], count_tokens(k, key_mask)
-        )
-    if rate is not None:
-        log_gate = _gates(None, rate, tokens, key_mask)
-    return o, _moved_on_packed(before, kv, k_sum, log_gate, key_mask, cu_seqlens, k)
-
-
-def _moved_on_packed(
-    before: LinearState,
-    kv: Tensor,
-    k_sum: Tensor,
-    log_gate: Tensor | None,
-    key_mask: Tensor | None,
-    cu_seqlens: Tensor,
-    k: Tensor,
-) -> LinearState:
-    """`_moved_on` for each of packed sequences."""
-    real = k.new_ones(1, k.shape[2], dtype=torch.long) if key_mask is None else key_mask.long()
-    length = before.length + _sums_of_sequences(real, cu_seqlens, 1).squeeze(0)
-    log_decay = before.log_decay
-    if log_gate is not None and log_decay is not None:
-        faded = _sums_of_sequences(log_gate.to(log_decay.dtype), cu_seqlens, 2)
-        log_decay = log_decay + faded.squeeze(0).transpose(0, 1)
-    return replace(before, kv=kv, k=k_sum, log_decay=log_decay, length=length, trail=None)
-
-
-def _sums_of_sequences(x: Tensor, cu_seqlens: Tensor, axis: int) -> Tensor:
-    """Sums over the tokens of each of packed sequences, which take the place of the tokens."""
-    zero = torch.zeros_like(x.narrow(axis, 0, 1))
-    return (
-        torch.cat([zero, x.cumsum(axis)], axis).index_select(axis, cu_seqlens.long()).diff(dim=axis)
-    )
-
-
-def _gate_of_kernels(log_gate: Tensor | None, k: Tensor) -> Tensor | None:
-    """Gates per head `[b, h, t]`, or per feature `[b, h, t, f]`, the same for each re-weighting."""
-    if log_gate is None or log_gate.shape[-1] == 1:
-        return None if log_gate is None else log_gate.squeeze(-1)
-    return log_gate[..., : k.shape[-1]]
-
-
-def _needs_grad(tokens: Tokens, before: LinearState, log_gate: Tensor | None) -> bool:
-    """Whether someone may ask for a gradient."""
-    given = (*tokens, before.kv, before.k, log_gate)
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
-
-
-def _step_by_a_kernel(
-    kernel: Any,
-    tokens: Tokens,
-    before: LinearState,
-    log_gate: Tensor | None,
-    rate: list[float] | None,
-    key_mask: Tensor | None,
-    normalise: bool,
-    eps: float,
-) -> tuple[Tensor, LinearState]:
+def _step_by_a_kernel(kernel: Any, call: Call) -> tuple[Tensor, LinearState]:
     """One token, by a kernel."""
-    q, k, v, *weights = tokens
-    x, y = (None if each is None else each.to(precision(tokens)) for each in weights)
-    if rate is not None:
-        rates = q.new_tensor(rate, dtype=precision(tokens))
-        log_gate = rates.view(1, -1, 1, 1).expand(*q.shape[:3], 1)
-    gate = _gate_of_kernels(log_gate, k)
-    o, kv, k_sum = kernel.attend(q, k, v, x, y, gate, key_mask, before.kv, before.k, normalise, eps)
-    return o, _moved_on(before, kv, k_sum, log_gate, None, 1, count_tokens(k, key_mask))
+    call = call._replace(log_gate=all_gates(call), rate=None)
+    o, kv, k_sum = kernel.attend(
+        *for_kernels(call), call.before.kv, call.before.k, call.normalise, call.eps
+    )
+    return o, state_after(call, kv, k_sum)
 
 
-def _by_the_formula(
-    tokens: Tokens,
-    before: LinearState,
-    log_gate: Tensor | None,
-    rate: list[float] | None,
-    n_real: Tensor | int,
-    normalise: bool,
-    eps: float,
-) -> tuple[Tensor, LinearState]:
+def _by_the_formula(call: Call) -> tuple[Tensor, LinearState]:
     """A sequence from its beginning, in O(t^2)."""
-    if rate is not None:
-        log_gate = _gates(None, rate, tokens, None)
+    gate, tokens = all_gates(call), real_tokens(call)
     fq, fk = wide_queries(tokens), wide_keys(tokens)
     v = tokens.v.to(fk.dtype)
     with as_given(fk):
         o = causal_linear_attention_reference(
-            fq, fk, v, log_gate=log_gate, normalise=normalise, eps=eps
+            fq, fk, v, log_gate=gate, normalise=call.normalise, eps=call.eps
         )
-    after = replace(before, trail=None).advance(k=fk, v=v, log_gate=log_gate)
-    return o.to(tokens.v.dtype), replace(after, length=before.length + n_real)
+    after = replace(call.before, trail=None).advance(k=fk, v=v, log_gate=gate)
+    return o.to(tokens.v.dtype), replace(after, length=call.before.length + call.n_real)
 
 
-def _is_short(q: Tensor, chunk_size: int) -> bool:
-    """Whether tokens are not more than a chunk."""
-    return q.shape[2] <= min(chunk_size, CHUNK_SIZE)
-
-
-def _in_a_square(
-    tokens: Tokens,
-    before: LinearState,
-    log_gate: Tensor | None,
-    rate: list[float] | None,
-    n_real: Tensor | int,
-    normalise: bool,
-    eps: float,
-) -> tuple[Tensor, LinearState]:
+def _in_a_square(call: Call) -> tuple[Tensor, LinearState]:
     """A short sequence from its beginning: no state is attended to, so scores are all there is."""
-    n, left, log_decay = tokens.q.shape[2], None, before.log_decay
-    keys = wide_keys(tokens)
-    if log_gate is not None:
-        decay = log_gate.cumsum(2)
-    elif rate is not None:
-        steps = torch.arange(1, n + 1, dtype=precision(tokens), device=tokens.q.device)
-        decay = torch.outer(steps.new_tensor(rate), steps).unsqueeze(0)
-    if log_decay is not None and (log_gate is not None or rate is not None):
+    tokens, gate, left = real_tokens(call), call.log_gate, None
+    keys, n = wide_keys(tokens), tokens.q.shape[2]
+    if gate is not None:
+        decay = gate.squeeze(-1).cumsum(2)
         left = square.left_between(decay)
+    elif call.rate is not None:
+        steps = torch.arange(1, n + 1, dtype=precision(tokens), device=tokens.q.device)
+        left = square.left_between(torch.outer(steps.new_tensor(call.rate), steps).unsqueeze(0))
+    if left is not None:
         keys = keys * left[..., -1, :, None]  # As the last token sees them.
-        log_decay = log_decay + decay[..., -1:]
     sees = square.causal(n, tokens.q.device)
-    o = square.attend(tokens, sees=sees, left=left, normalise=normalise, eps=eps)
-    read = _state_of(keys, tokens.v, None)
-    length = before.length + n_real
-    return o, replace(before, kv=read.kv, k=read.k, log_decay=log_decay, length=length, trail=None)
+    o = square.attend(tokens, sees=sees, left=left, normalise=call.normalise, eps=call.eps)
+    return o, state_after(call, *sums(keys, tokens.v.to(keys.dtype)))
 
 
-def _in_chunks(
-    tokens: Tokens,
-    before: LinearState,
-    log_gate: Tensor | None,
-    rate: list[float] | None,
-    n_real: Tensor | int,
-    normalise: bool,
-    *,
-    is_first: bool,
-    chunk_size: int,
-    eps: float,
-) -> tuple[Tensor, LinearState]:
+def _in_chunks(call: Call) -> tuple[Tensor, LinearState]:
     """Any tokens, from the beginning of a sequence or after the state of what was before."""
-    past = (None, None) if is_first else (before.kv, before.k)
-    given = *tokens, log_gate, rate, *past, chunk_size, normalise, eps
+    gate = None if call.log_gate is None else call.log_gate.squeeze(-1)
+    tokens = real_tokens(call)
+    given = *tokens, gate, call.rate, *sums_before(call), call.chunk_size, call.normalise, call.eps
     if transformed():
         o, kv, k_sum = chunked.plain(*given)
     else:
         o, _, kv, k_sum, *_ = chunked.attend(*given)
-    gate = None if log_gate is None else log_gate.unsqueeze(-1)
-    return o, _moved_on(before, kv, k_sum, gate, rate, tokens.k.shape[2], n_real)
+    return o, state_after(call, kv, k_sum)
 
 
-def _moved_on(
-    before: LinearState,
-    kv: Tensor,
-    k_sum: Tensor,
-    log_gate: Tensor | None,
-    rate: list[float] | None,
-    n_tokens: int,
-    n_real: Tensor | int,
-) -> LinearState:
-    """The state after tokens, from its sums; gates have an axis of heads, 1, or of features."""
-    log_decay = before.log_decay
-    if log_decay is not None and log_gate is not None:
-        log_decay = log_decay + log_gate.sum(2)
-    elif log_decay is not None and rate is not None:
-        log_decay = log_decay + n_tokens * log_decay.new_tensor(rate).unsqueeze(-1)
-    length = before.length + n_real
-    return replace(before, kv=kv, k=k_sum, log_decay=log_decay, length=length, trail=None)
-
-
-def _with_gates_of_features(
-    tokens: Tokens,
-    before: LinearState,
-    log_gate: Tensor,
-    n_real: Tensor | int,
-    normalise: bool,
-    chunk_size: int,
-    eps: float,
-) -> tuple[Tensor, LinearState]:
-    options: dict[str, Any] = {"normalise": normalise, "chunk_size": chunk_size, "eps": eps}
-    o, kv, k_sum = gated.attend(tokens, log_gate, before.kv, before.k, **options)
-    return o, _moved_on(before, kv, k_sum, log_gate, None, tokens.k.shape[2], n_real)
-
-
-def _checked_fade(fade: Sequence[float], q: Tensor) -> list[float]:
-    if len(fade) != q.shape[1] or not all(rate <= 0 for rate in fade):
-        raise InputError(f"fade={tuple(fade)} must hold {q.shape[1]} rates of at most 0")
-    return [max(rate, LOWEST) for rate in fade]
-
-
-def _gates(
-    log_gate: Tensor | None, rate: list[float] | None, tokens: Tokens, key_mask: Tensor | None
-) -> Tensor:
-    """Gates of heads `[b, h, t, 1]`, or of the widened features, any fade on top; 0 at pads."""
-    b, h, t, f = tokens.k.shape
-    gate = tokens.k.new_zeros(b, h, t, 1, dtype=precision(tokens))
-    if log_gate is not None:
-        gate = (log_gate.unsqueeze(-1) if log_gate.ndim == 3 else log_gate).to(precision(tokens))
-        if gate.ndim != 4 or gate.shape[-1] not in (1, f):
-            raise InputError(
-                f"log_gate is {shape(log_gate)}; expected one per head, [{b}, {h}, {t}], "
-                f"or one per feature, [{b}, {h}, {t}, {f}]"
-            )
-    if rate is not None:
-        gate = gate + gate.new_tensor(rate).view(1, h, 1, 1)
-    gate = mask_tokens(gate.clamp_min(LOWEST), key_mask)
-    return gate if gate.shape[-1] == 1 else gate.repeat(1, 1, 1, state_width(tokens) // f)
+def _with_gates_of_features(call: Call) -> tuple[Tensor, LinearState]:
+    """Any tokens, with a gate for each feature."""
+    assert call.log_gate is not None
+    o, kv, k_sum = gated.attend(
+        real_tokens(call),
+        call.log_gate,
+        call.before.kv,
+        call.before.k,
+        normalise=call.normalise,
+        chunk_size=call.chunk_size,
+        eps=call.eps,
+    )
+    return o, state_after(call, kv, k_sum)
 
 
 def _state_of(k: Tensor, v: Tensor, key_mask: Tensor | None) -> LinearState:
@@ -776,35 +572,6 @@ def _state_of(k: Tensor, v: Tensor, key_mask: Tensor | None) -> LinearState:
 def _lengths(v: Tensor, key_mask: Tensor | None) -> Tensor:
     """Real tokens of each row, `[b]`."""
     return torch.zeros(v.shape[0], dtype=torch.long, device=v.device) + count_tokens(v, key_mask)
-
-
-def _begin(tokens: Tokens, state: LinearState | None, rows: int) -> LinearState:
-    """The state to go on from: the one given, if it fits these tokens, or an empty one."""
-    k, v = tokens.k, tokens.v
-    expected = (rows, k.shape[1], state_width(tokens), v.shape[-1])
-    if state is None:
-        return LinearState.empty(*expected, device=v.device)
-    if not isinstance(state, LinearState):
-        raise InputError(
-            f"state is a {type(state).__name__}; linear attention goes on from a LinearState"
-        )
-    if state.kv.shape != expected:
-        raise InputError(
-            f"state.kv is {shape(state.kv)}; with k {shape(k)} and v {shape(v)} "
-            f"it must be {list(expected)}"
-        )
-    total = finest(v.device)  # A file of an earlier version holds less.
-    return (
-        state
-        if state.kv.dtype == total
-        else replace(state, kv=state.kv.to(total), k=state.k.to(total))
-    )
-
-
-def _chunk_size(chunk_size: int | None) -> int:
-    if chunk_size is not None and chunk_size < 1:
-        raise InputError(f"chunk_size={chunk_size} holds no token; give 1 or more, or None")
-    return chunk_size or CHUNK_SIZE
 
 
 def check_inputs(

@@ -16,30 +16,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from leap.ops.linear.parts import Tokens, normalised, wide_keys, wide_queries
+from leap.ops.linear.call import Call, all_gates, real_tokens
+from leap.ops.linear.parts import normalised, wide_keys, wide_queries
 from leap.ops.linear.square import left_between
 from leap.ops.linear.state import LinearState
 
 
-def attend(
-    tokens: Tokens,
-    before: LinearState,
-    log_gate: Tensor | None,
-    *,
-    n_real: Tensor | int,
-    normalise: bool,
-    eps: float,
-) -> tuple[Tensor, LinearState]:
-    """Attended values `[b, h, t, e]`, and the state after.
-
-    Args:
-        tokens: 0 at pads.
-        before: the state before.
-        log_gate: `[b, h, t, 1]` or `[b, h, t, f]`, 0 at pads; None where nothing fades.
-        n_real: how many of the tokens are real.
-        normalise: divide by the sum of scores; without it, the weighted sum itself.
-        eps: floor of that sum.
-    """
+def attend(call: Call) -> tuple[Tensor, LinearState]:
+    """Attended values `[b, h, t, e]`, and the state after."""
+    tokens, before, log_gate = real_tokens(call), call.before, all_gates(call)
     kv, k_sum, log_decay = before.kv, before.k, before.log_decay
     q, k, v = (x.to(kv.dtype) for x in (wide_queries(tokens), wide_keys(tokens), tokens.v))
     n = q.shape[2]
@@ -62,15 +47,15 @@ def attend(
     scores = scores.masked_fill(order > order.unsqueeze(1), 0)
     num = scores @ v + since @ before.kv
     o = num
-    if normalise:
+    if call.normalise:
         den = scores.sum(-1, keepdim=True) + since @ before.k.unsqueeze(-1)
-        o = normalised(num, den, eps)
+        o = normalised(num, den, call.eps)
     after = replace(
         before,
         kv=kv + kept.mT @ v,
         k=k_sum + kept.sum(2),
         log_decay=log_decay,
-        length=before.length + n_real,
+        length=before.length + call.n_real,
         trail=None,
     )
     return o.to(tokens.v.dtype), after

@@ -11,29 +11,18 @@ import torch
 from torch import Tensor
 
 from leap.ops.features import widen
-from leap.ops.linear.parts import Tokens, precision
+from leap.ops.linear.call import Call, real_tokens
+from leap.ops.linear.parts import precision
 from leap.ops.linear.state import LinearState
 
 
-def attend(
-    tokens: Tokens,
-    before: LinearState,
-    log_gate: Tensor | None,
-    *,
-    n_real: Tensor | int,
-    normalise: bool,
-    eps: float,
-) -> tuple[Tensor, LinearState]:
-    """Attended values `[b, h, 1, e]`, and the state after.
-
-    Args:
-        tokens: one per row, 0 at pads.
-        before: the state before.
-        log_gate: `[1, h, 1]` or `[b, h, 1]` or `[b, h, f]`, 0 at pads; None where nothing fades.
-        n_real: 1 where the token is real, 0 at pads.
-        normalise: divide by the sum of scores; without it, the weighted sum itself.
-        eps: floor of that sum.
-    """
+def attend(call: Call) -> tuple[Tensor, LinearState]:
+    """Attended values `[b, h, 1, e]`, and the state after."""
+    tokens, before, log_gate = real_tokens(call), call.before, None
+    if call.log_gate is not None:
+        log_gate = call.log_gate.squeeze(2)
+    elif call.rate is not None:
+        log_gate = tokens.k.new_tensor(call.rate, dtype=precision(tokens)).view(1, -1, 1)
     total = precision(tokens)
     q, k, v = tokens.q.to(total), tokens.k.to(total), tokens.v.to(total)
     if tokens.x is not None and tokens.y is not None:
@@ -47,7 +36,7 @@ def attend(
         kv=torch.addcmul(kv, k.mT, v),
         k=k_sum + k.squeeze(2),
         log_decay=log_decay,
-        length=before.length + n_real,
+        length=before.length + call.n_real,
         trail=None,
     )
-    return after.attend(q, normalise=normalise, eps=eps).to(tokens.v.dtype), after
+    return after.attend(q, normalise=call.normalise, eps=call.eps).to(tokens.v.dtype), after

@@ -3,6 +3,8 @@
 Axes: b batch, h heads, t tokens, k elements of the past, p values.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -11,12 +13,12 @@ from leap.ops.derivatives import differentiable_again, gradients, transformed
 from leap.ops.native.library import (
     Additive,
     address,
-    direct,
     like,
     refuses,
     run_additive,
     side_by_side,
     view,
+    way_to,
 )
 from leap.ops.state import accumulator
 
@@ -157,7 +159,7 @@ def _differentiate(ctx, do, _dunrounded, _dpeaks, _dinverses, dn_last, dz_last):
     if differentiable_again():
         return gradients(_sums, (*saved[:-3], ctx.window), (do, dn_last, dz_last))
     do = torch.zeros_like(saved[1]) if do is None else do
-    dfocus, dv, *dpast = attend_backward(do, dn_last, dz_last, *saved, ctx.window)
+    dfocus, dv, *dpast = _way_back(do)(do, dn_last, dz_last, *saved, ctx.window)
     return dfocus, dv, None, *(x if x.numel() else None for x in dpast), None
 
 
@@ -167,5 +169,10 @@ def _sums(*inputs):  # type: ignore[no-untyped-def]
 
 
 attend_op.register_autograd(_differentiate, setup_context=_save)
-attend_backward = direct(backward_op, _attend_backward)
-attend = direct(attend_op, _attend, _save, _differentiate)
+_way = way_to(attend_op, _attend, _save, _differentiate)
+_way_back = way_to(backward_op, _attend_backward)
+
+
+def attend(*given: Any) -> Any:
+    """What `_attend` does, by the shortest way."""
+    return _way(given[0])(*given)

@@ -5,6 +5,7 @@ Axes: b batch, h heads, t tokens, f features, e values, r rank.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,12 +17,12 @@ from leap.ops.linear.parts import Tokens, mapped, without_pads
 from leap.ops.native.library import (
     Attention,
     address,
-    direct,
     like,
     refuses,
     run_attention,
     side_by_side,
     view,
+    way_to,
 )
 from leap.ops.state import accumulator
 
@@ -210,7 +211,7 @@ def _differentiate(ctx, do, _dden, dkv, dk_sum, _dmarks):  # type: ignore[no-unt
         return gradients(plain, given, (do, dkv, dk_sum))
     do = torch.zeros_like(saved[2]) if do is None else do
     options = ctx.rate, ctx.has_state, ctx.feature, ctx.normalise, ctx.eps
-    grads = attend_backward(do, dkv, dk_sum, *saved, *options)
+    grads = _way_back(do)(do, dkv, dk_sum, *saved, *options)
     *inputs, dkv, dk_sum = (grad if grad.numel() else None for grad in grads)
     return *inputs, None, None, dkv, dk_sum, None, None, None
 
@@ -223,5 +224,10 @@ def plain(q, k, v, x, y, log_gate, key_mask, rate, kv, k_sum, feature, normalise
 
 
 attend_op.register_autograd(_differentiate, setup_context=_save)
-attend_backward = direct(backward_op, _attend_backward)
-attend = direct(attend_op, _attend, _save, _differentiate)
+_way = way_to(attend_op, _attend, _save, _differentiate)
+_way_back = way_to(backward_op, _attend_backward)
+
+
+def attend(*given: Any) -> Any:
+    """What `_attend` does, by the shortest way."""
+    return _way(given[0])(*given)

@@ -3,6 +3,8 @@
 Axes: b batch, t tokens, d channels, n taps.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,10 +13,10 @@ from leap.ops.derivatives import differentiable_again, gradients, transformed
 from leap.ops.native.library import (
     Convolution,
     address,
-    direct,
     refuses,
     run_convolution,
     side_by_side,
+    way_to,
 )
 
 
@@ -97,9 +99,14 @@ def _differentiate(ctx, dy):  # type: ignore[no-untyped-def]
     saved = ctx.saved_tensors  # Once: checkpointing computes them anew at each look.
     if differentiable_again():
         return gradients(lambda *given: (plain(*given),), (*saved, ctx.silu), (dy,))
-    return *convolve_backward(dy, *saved, ctx.silu), None
+    return *_way_back(dy)(dy, *saved, ctx.silu), None
 
 
 convolve_op.register_autograd(_differentiate, setup_context=_save)
-convolve_backward = direct(backward_op, _convolve_backward)
-convolve = direct(convolve_op, _convolve, _save, _differentiate)
+_way = way_to(convolve_op, _convolve, _save, _differentiate)
+_way_back = way_to(backward_op, _convolve_backward)
+
+
+def convolve(*given: Any) -> Any:
+    """What `_convolve` does, by the shortest way."""
+    return _way(given[0])(*given)

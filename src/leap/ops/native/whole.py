@@ -3,6 +3,8 @@
 Axes: b batch, h heads, t queries, n keys, f features, e values, r rank.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,7 @@ from leap.ops.derivatives import differentiable_again, gradients
 from leap.ops.linear import whole
 from leap.ops.linear.parts import Tokens, mapped
 from leap.ops.native.causal import MAPS, call_of, refusal, work_of
-from leap.ops.native.library import address, direct, like, run_attention, side_by_side, view
+from leap.ops.native.library import address, like, run_attention, side_by_side, view, way_to
 from leap.ops.state import accumulator
 
 __all__ = ["MAPS", "attend", "attend_op", "refusal"]
@@ -113,7 +115,7 @@ def _differentiate(ctx, do, dkv, dk_sum, _dden):  # type: ignore[no-untyped-def]
     if differentiable_again():
         return gradients(plain, (*saved[:6], *options), (do, dkv, dk_sum))
     do = torch.zeros_like(saved[6]) if do is None else do
-    grads = attend_backward(do, dkv, dk_sum, *saved, *options)
+    grads = _way_back(do)(do, dkv, dk_sum, *saved, *options)
     given = (None if x is None else grad for grad, x in zip(grads, saved[:5], strict=True))
     return *given, None, None, None, None
 
@@ -127,5 +129,10 @@ def plain(q, k, v, x, y, key_mask, feature, normalise, eps):  # type: ignore[no-
 
 
 attend_op.register_autograd(_differentiate, setup_context=_save)
-attend_backward = direct(backward_op, _attend_backward)
-attend = direct(attend_op, _attend, _save, _differentiate)
+_way = way_to(attend_op, _attend, _save, _differentiate)
+_way_back = way_to(backward_op, _attend_backward)
+
+
+def attend(*given: Any) -> Any:
+    """What `_attend` does, by the shortest way."""
+    return _way(given[0])(*given)
