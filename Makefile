@@ -15,7 +15,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check -qq
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup native wheel test hf-tests gpu-check mutants check bench demo docs web clean
+.PHONY: help setup native wheel test hf-tests gpu-check mutants journeys check bench demo docs web clean
 
 # An environment that came along with a copied checkout points at the old place: make it anew.
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
@@ -55,6 +55,9 @@ gpu-check: $(STAMP) ## on a GPU: test every kernel, then measure; writes build/g
 
 mutants: $(STAMP) ## break modules (MUTANTS=) on purpose, NUMBER times each, and see whether their tests notice
 	@OMP_NUM_THREADS=1 $(RUN) tests/mutants.py --number $(NUMBER) --seed $(SEED) $(MUTANTS)
+
+journeys: $(STAMP) ## count the files, functions and frames that a batch passes on its way to the kernel
+	@OMP_NUM_THREADS=1 $(RUN) tests/journeys.py
 
 bench: $(STAMP) ## measure every attention against torch's own (ten minutes)
 	@$(RUN) -m leap.cli bench attention
