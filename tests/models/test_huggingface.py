@@ -182,7 +182,8 @@ def test_a_sharded_head_learns_as_a_whole_one(make_model, tmp_path, shapes_unche
     )
     try:
         mesh = torch.distributed.init_device_mesh("cpu", (1,))
-        for module in (*model.model.layers, model.lm_head, model):
+        blocks = [layer.block for layer in model.model.layers]
+        for module in (*blocks, model.lm_head, model):
             torch.distributed.fsdp.fully_shard(module, mesh=mesh)
         loss = model(ids, labels=ids).loss
         loss.backward()
