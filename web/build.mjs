@@ -22,7 +22,9 @@ const names = models.map((folder) => basename(resolve(folder)));
 const tasks = models.map((folder) => {
   if (!existsSync(join(folder, "manifest.json"))) refuse(`no exported model at ${folder}; make one with leap export`);
   try {
-    return JSON.parse(readFileSync(join(folder, "manifest.json"), "utf-8")).task;
+    const { runtime = "onnxruntime", task } = JSON.parse(readFileSync(join(folder, "manifest.json"), "utf-8"));
+    if (runtime !== "onnxruntime") refuse(`${folder} was exported for ${runtime}; export it without --to`);
+    return task;
   } catch (error) {
     return refuse(`${folder}/manifest.json is not a whole JSON file (${error.message}); make it again with leap export`);
   }

@@ -3,6 +3,7 @@
 import { LeapError, firstLine } from "./errors.js";
 
 const FORMAT = "leap-export";
+const RUNTIME = "onnxruntime";
 const VERSION = 1;
 const TYPES = ["float32", "float64", "int64", "bool"];
 /** What the name of a state begins with where a graph gives it back. */
@@ -17,6 +18,9 @@ export async function readManifest(folder, ...tasks) {
   const found = parseJson(bytes, path);
   if (found?.format !== FORMAT) {
     throw new LeapError(`${path} is no manifest of an exported model; give a folder of leap export`);
+  }
+  if ((found.runtime ?? RUNTIME) !== RUNTIME) {
+    throw new LeapError(`${folder.name} was exported for ${found.runtime}; export it without --to`);
   }
   if (found.version !== VERSION) {
     throw new LeapError(

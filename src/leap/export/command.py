@@ -1,6 +1,6 @@
 """Exporting the model of a run, whatever its task."""
 
-from leap.errors import FileError
+from leap.errors import ConfigError, FileError
 from leap.export.files import ExportConfig, Exported
 from leap.reports.files import read_json
 
@@ -18,6 +18,12 @@ def export(config: ExportConfig) -> Exported:
     folder = config.run / "model" if (config.run / "model").is_dir() else config.run
     settings = folder / "config.json"
     kind = read_json(settings).get("model_type") if settings.is_file() else None
+    if config.to == "executorch":
+        if kind in TRANSLATION:
+            raise ConfigError(f"{config.run} translates; --to executorch takes language models")
+        from leap.export.executorch import export_executorch
+
+        return export_executorch(config)
     if kind in TRANSLATION:
         from leap.export.simul import export_translation
 

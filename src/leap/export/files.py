@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
+from typing import Any, Literal
 
 from leap.errors import ConfigError, FileError, LeapError
 from leap.reports.files import writing_to
@@ -27,6 +27,9 @@ class ExportConfig:
     """Run folder of leap lm train or leap simul train, or the folder of its model."""
     output: Path
     """Folder to write; one of an earlier export is replaced."""
+    to: Literal["onnx", "executorch"] = "onnx"
+    """onnx, which leap.runtime, servers and browsers take; or a step of one token for
+    ExecuTorch, which runs language models on phones."""
     int8: bool = False
     """Store weights in 8 bits: a quarter of the size, faster, and a little less exact."""
     data: str | None = None
@@ -38,6 +41,8 @@ class ExportConfig:
     def __post_init__(self) -> None:
         if self.tokens < 8:
             raise ConfigError(f"tokens={self.tokens} must be 8 or more")
+        if self.int8 and self.to != "onnx":
+            raise ConfigError(f"int8 is for onnx; leave it out to export to {self.to}")
         if self.output.exists() and not is_export(self.output):
             if not self.output.is_dir():
                 raise ConfigError(f"output={self.output} is a file; give a folder")
@@ -103,6 +108,14 @@ NAMES = {
 }
 
 
+FORMATS = {
+    "onnx": "ONNX graphs, their manifest and the tokenizer. `leap.runtime` runs it with numpy and "
+    "onnxruntime.",
+    "executorch": "a program for ExecuTorch that reads one token of one text, its manifest and the "
+    "tokenizer.",
+}
+
+
 def card(
     config: ExportConfig,
     model: Mapping[str, Any],
@@ -121,7 +134,6 @@ def card(
     about = f"\n{origin.read_text(encoding='utf-8').strip()}\n" if origin.is_file() else ""
     return (
         f"# {config.run.name}\n\n"
-        "A model of leapformer, exported by `leap export`: ONNX graphs, their manifest and the "
-        "tokenizer. `leap.runtime` runs it with numpy and onnxruntime.\n\n"
+        f"A model of leapformer, exported by `leap export`: {FORMATS[config.to]}\n\n"
         "| | |\n|---|---|\n" + "\n".join(rows) + "\n" + about
     )

@@ -23,7 +23,7 @@ from leap.ops.backends import using
 from leap.ops.delta import AT_ONCE
 from leap.ops.state import State
 from leap.reports.files import read_json, write_json
-from leap.runtime.manifest import FILE, Manifest
+from leap.runtime.manifest import FILE, GraphFile, Manifest
 from leap.runtime.writer import Writer
 from leap.tasks.lm.data import read_corpus
 from leap.tasks.lm.model import load_model, max_length
@@ -39,12 +39,7 @@ CHECKED = 256
 
 def export_lm(config: ExportConfig) -> Exported:
     """Export a language model, if the graph does as the model does on real text."""
-    model, tokenizer = load_model(config.run)
-    if not isinstance(model, LeapformerForCausalLM):
-        raise ConfigError(
-            f"{config.run} holds a {model.config.model_type}, which keeps no state; leap export "
-            "takes models of this package"
-        )
+    model, tokenizer = load_exportable(config)
     text = held_out_tokens(config, tokenizer)
     with fresh_folder(config.output) as folder:
         manifest, graph = traced(model, tokenizer)
@@ -68,24 +63,52 @@ def export_lm(config: ExportConfig) -> Exported:
     return Exported(config.output, difference, facts, size)
 
 
+def load_exportable(config: ExportConfig) -> tuple[LeapformerForCausalLM, TextTokenizer]:
+    """The language model of a run, if it is one that keeps a state."""
+    model, tokenizer = load_model(config.run)
+    if not isinstance(model, LeapformerForCausalLM):
+        raise ConfigError(
+            f"{config.run} holds a {model.config.model_type}, which keeps no state; leap export "
+            "takes models of this package"
+        )
+    return model, tokenizer
+
+
 def traced(model: LeapformerForCausalLM, tokenizer: TextTokenizer) -> tuple[Manifest, Any]:
     """The manifest and the graph of a model."""
     ids = torch.zeros(2, 3, dtype=torch.long)
-    with torch.no_grad(), using("graph"):
-        empty, grown = _states(_read(model, ids[:, :0])), _states(_read(model, ids))
-    layout = StateLayout(empty, grown)
-    names = [each.name for each in layout.tensors]
-    call = Call(_Step(model), model, layout, names, names)
+    call = step_of(model, ids)
     ports = [
         Port("tokens", ids, {0: "batch", 1: "n"}),
         Port("at", torch.tensor([0, 2]), {0: "k"}),
     ]
-    manifest = Manifest(
+    graph = as_file(call, ports, ["logits"], GRAPH)
+    return manifest_of(model, tokenizer, call, graph, AT_ONCE), trace(call, ports, ["logits"])
+
+
+def step_of(model: LeapformerForCausalLM, ids: Tensor) -> Call:
+    """The step that a graph computes, with states as they are after some tokens `[b, t]`."""
+    with torch.no_grad(), using("graph"):
+        empty, grown = _states(_read(model, ids[:, :0])), _states(_read(model, ids))
+    layout = StateLayout(empty, grown)
+    names = [each.name for each in layout.tensors]
+    return Call(_Step(model), model, layout, names, names)
+
+
+def manifest_of(
+    model: LeapformerForCausalLM,
+    tokenizer: TextTokenizer,
+    call: Call,
+    graph: GraphFile,
+    at_once: int,
+) -> Manifest:
+    """What a runtime needs to know of a step."""
+    return Manifest(
         task="lm",
-        graphs={"step": as_file(call, ports, ["logits"], GRAPH)},
-        states=tuple(layout.tensors),
-        kinds={**layout.kinds, "progress": "Progress"},
-        at_once=AT_ONCE,
+        graphs={"step": graph},
+        states=tuple(call.layout.tensors),
+        kinds={**call.layout.kinds, "progress": "Progress"},
+        at_once=at_once,
         n_positions=max_length(model),
         vocabulary=model.config.vocab_size,
         tokenizer={
@@ -96,7 +119,6 @@ def traced(model: LeapformerForCausalLM, tokenizer: TextTokenizer) -> tuple[Mani
         },
         model=described(model),
     )
-    return manifest, trace(call, ports, ["logits"])
 
 
 def described(model: Any) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """What an exported folder holds, as its manifest.json tells: all that a runtime needs to know.
 
     format, version   "leap-export" and the version of this description
+    runtime           what runs the graphs: "onnxruntime", or "executorch"
     task              "lm" for a language model, "text" or "speech" for translation
     graphs            by name: the file, its inputs and its outputs, in their order
     states            each tensor of the state: name, type, shape and initial value
@@ -29,6 +30,8 @@ FILE = "manifest.json"
 NEXT = "next."
 """What the name of a state begins with where a graph gives it back."""
 TYPES = ("float32", "float64", "int64", "bool")
+RUNTIME = "onnxruntime"
+"""What `leap.runtime` runs graphs with."""
 AGAIN = "make it again with leap export"
 
 
@@ -64,6 +67,7 @@ class Manifest:
     n_positions: int | None
     vocabulary: int
     tokenizer: Mapping[str, Any]
+    runtime: str = RUNTIME
     precision: str = "float32"
     model: Mapping[str, Any] = field(default_factory=dict)
     """What was exported: for people, and for the card."""
@@ -80,6 +84,7 @@ class Manifest:
         return {
             "format": FORMAT,
             "version": VERSION,
+            "runtime": self.runtime,
             "task": self.task,
             "precision": self.precision,
             "model": dict(self.model),
@@ -133,6 +138,11 @@ def read_manifest(folder: Path, task: str | tuple[str, ...]) -> Manifest:
         raise FileError(
             f"{folder} was exported in version {found.get('version')} of the format, and this "
             f"is version {VERSION}; {AGAIN}"
+        )
+    if found.get("runtime", RUNTIME) != RUNTIME:
+        raise FileError(
+            f"{folder} was exported for {found['runtime']}, which runs it; for this command "
+            "export it without --to"
         )
     tasks = (task,) if isinstance(task, str) else task
     if found.get("task") not in tasks:

@@ -348,16 +348,22 @@ class Engine:
             self._reading = [job for job in self._reading if job not in failed]
             self._fail_all(failed, error)
             return
-        joining: list[Job] = []
+        joining: dict[int, list[Job]] = {}
         for i, ((*_, piece), jobs) in enumerate(groups.items()):
-            state = self.model.select(after, [i]) if len(groups) > 1 else after
             for order, job in enumerate(jobs):
-                job.state = state
                 job.n_read += len(piece)
                 job.n_shared += len(piece) if order else 0
-            self._remember(jobs[0])
-            joining += self._started(jobs, logits[i])
-        self._join(joining)
+            going_on, ended = self._started(jobs, logits[i])
+            if going_on:
+                joining[i] = going_on
+            if len(going_on) < len(jobs) or jobs[0].n_read in jobs[0].keys:
+                state = self.model.select(after, [i]) if len(groups) > 1 else after
+                for job in jobs:
+                    job.state = state
+                self._remember(jobs[0])
+            for job, reason in ended:
+                self._end(job, reason)
+        self._join(joining, after)
 
     def _skip(self, job: Job) -> None:
         """Pass over what was read for another text."""
@@ -376,9 +382,11 @@ class Engine:
         if key is not None:
             self.prefixes.put(key, job.state, self.model.n_bytes(job.state))
 
-    def _started(self, jobs: list[Job], logits: NDArray[np.float32]) -> list[Job]:
-        """Write the first token of those whose prompt is read: those that go on."""
-        going_on = []
+    def _started(
+        self, jobs: list[Job], logits: NDArray[np.float32]
+    ) -> tuple[list[Job], list[tuple[Job, Reason | LeapError]]]:
+        """Write the first token of those whose prompt is read: those that go on, or end with it."""
+        going_on, ended = [], []
         for job in jobs:
             if job.n_read < len(job.tokens):
                 continue
@@ -388,17 +396,19 @@ class Engine:
             if reason is None:
                 going_on.append(job)
             else:
-                self._end(job, reason)
-        return going_on
+                ended.append((job, reason))
+        return going_on, ended
 
-    def _join(self, jobs: list[Job]) -> None:
-        if not jobs:
+    def _join(self, jobs: Mapping[int, Sequence[Job]], state: Any) -> None:
+        """Put rows of a state into the batch, each as often as it has jobs, all in one copy."""
+        rows = [i for i, found in jobs.items() for _ in found]
+        if not rows:
             return
-        states = [job.state for job in jobs]
-        self._state = self.model.join(states if self._state is None else [self._state, *states])
-        for job in jobs:
+        joining = self.model.select(state, rows)
+        self._state = joining if self._state is None else self.model.join([self._state, joining])
+        for job in (job for found in jobs.values() for job in found):
             job.state = None  # It is in the batch.
-        self._writing += jobs
+            self._writing.append(job)
 
     def _choose(self, job: Job, logits: NDArray[np.float32]) -> Reason | LeapError | None:
         """Write one more token: why the reply ends with it, if it does."""
