@@ -6,7 +6,16 @@ import pytest
 import torch
 
 from leap.errors import ConfigError, FileError
-from leap.tasks.lm.compare import CompareConfig, compare, parse_model, run_configs
+from leap.tasks.lm.compare import (
+    CompareConfig,
+    Outcome,
+    Row,
+    compare,
+    learning_curves,
+    parse_model,
+    run_configs,
+    table,
+)
 
 
 @pytest.fixture
@@ -130,6 +139,51 @@ def test_seeds_have_runs_of_their_own_and_one_row(config):
     assert alone[0].outcomes == rows[1].outcomes[:1]
     with pytest.raises(ConfigError, match="seeds=1 1: one is named twice"):
         replace(config, seeds=(1, 1))
+
+
+def outcome(seed, *, perplexity, cpu=0.5):
+    return Outcome(
+        seed=seed,
+        perplexity=perplexity,
+        word_perplexity=100.0,
+        bits_per_byte=2.5,
+        valid_perplexity=perplexity,
+        seconds_per_step=cpu,
+        cpu_seconds_per_step=cpu,
+        best_step=20,
+        equalised={"gates": perplexity + 0.125},
+    )
+
+
+def test_small_perplexities_have_a_digit_more():
+    large = Row("linear", 10, None, (outcome(0, perplexity=151.0), outcome(1, perplexity=153.0)))
+    small = Row("leap", 10, None, (outcome(0, perplexity=4.9), outcome(1, perplexity=5.1)))
+    cells = table([large, small]).rows
+    assert cells[0][2] == "152.00 ± 1.41" and cells[0][6] == "+0.12 ± 0.00"
+    assert cells[1][2] == "5.000 ± 0.141" and cells[1][6] == "+0.125 ± 0.000"
+    assert cells[0][4] == "2.5000 ± 0.0000"
+
+
+def test_curves_are_means_over_seeds_by_step_and_by_cpu_time():
+    rows = [
+        Row("linear", 10, None, (outcome(0, perplexity=9.0, cpu=1.5),)),
+        Row("leap", 10, None, tuple(outcome(seed, perplexity=9.0, cpu=3.0) for seed in (0, 1))),
+    ]
+    histories = {
+        "linear, seed 0": [{"step": 10, "loss": 9.0}, {"step": 20, "eval_loss": 3.0}],
+        "leap, seed 0": [{"step": 20, "eval_loss": 2.0}, {"step": 40, "eval_loss": 1.0}],
+        "leap, seed 1": [{"step": 20, "eval_loss": 4.0}],  # stopped early
+    }
+    by_step, by_time = learning_curves(rows, histories)
+    assert [line.points for line in by_step.lines] == [[(20, 3.0)], [(20, 3.0)]]
+    assert [line.points for line in by_time.lines] == [[(0.5, 3.0)], [(1.0, 3.0)]]
+    assert by_step.lines[0].spread is None
+    assert by_step.lines[1].spread == [pytest.approx(2**0.5)]
+
+    untimed = [
+        replace(rows[0], outcomes=(replace(rows[0].outcomes[0], cpu_seconds_per_step=None),))
+    ]
+    assert [panel.x for panel in learning_curves(untimed, histories)] == ["step"]
 
 
 def test_models_trained_otherwise_are_not_mixed_in(config):

@@ -1,7 +1,7 @@
 """Several models in equal budget: the same text, tokens, order, seed and schedule for each.
 
     results.json, results.md   what came out, one row per model; after each model, of those so far
-    curves.png                 their learning curves
+    curves.png                 held-out loss by step and by CPU time, means over seeds
     tokenizer.json             trained once, for all
     <model>/                   the run folder of each
 
@@ -23,8 +23,8 @@ import torch
 from leap.errors import ConfigError, FileError, refuse_given
 from leap.layers import FORMULATIONS
 from leap.models.config import PositionEmbedding
-from leap.reports.files import read_json, write_json, write_report, write_whole
-from leap.reports.plots import plot_curves
+from leap.reports.files import DPI, read_json, write_json, write_report, write_whole
+from leap.reports.plots import Line, Panel, plot
 from leap.reports.progress import Progress, named, silent
 from leap.reports.table import MIB, Table, markdown, optional, perplexity
 from leap.tasks.lm.data import Blocks, TextRead, read_corpus
@@ -381,9 +381,34 @@ def _write(
     }
     page = markdown(describe(config, steps), table(rows))
     write_report(config.output, {"results.json": results, "results.md": page})
-    is_one = len(_seeds(config)) == 1
-    curves = {name.rpartition(", ")[0] if is_one else name: h for name, h in histories.items()}
-    plot_curves(curves, config.output / "curves.png", describe(config, steps))
+    figure = plot(learning_curves(rows, histories), describe(config, steps))
+    figure.savefig(config.output / "curves.png", dpi=DPI)
+
+
+def learning_curves(rows: Sequence[Row], histories: dict[str, Any]) -> list[Panel]:
+    """Held-out loss of each model against steps and, where it was taken, against CPU time.
+
+    Of several seeds the mean is drawn, with a bar of one standard deviation to either side.
+    """
+    by_step, by_time = [], []
+    for row in rows:
+        runs = [histories[f"{row.model}, seed {outcome.seed}"] for outcome in row.outcomes]
+        losses: dict[int, list[float]] = {}
+        for point in (point for run in runs for point in run if "eval_loss" in point):
+            losses.setdefault(point["step"], []).append(point["eval_loss"])
+        of_all = {step: each for step, each in losses.items() if len(each) == len(runs)}
+        spread = [stdev(each) for each in of_all.values()] if len(runs) > 1 else None
+        points = [(step, fmean(each)) for step, each in of_all.items()]
+        by_step.append(Line(row.model, points, spread))
+        if seconds := row.values("cpu_seconds_per_step"):
+            per_step = fmean(seconds) / 60
+            timed = [(step * per_step, loss) for step, loss in points]
+            by_time.append(Line(row.model, timed, spread))
+    loss = "held-out loss (nats per token)"
+    panels = [Panel(x="step", y=loss, lines=by_step)]
+    if by_time:
+        panels.append(Panel(x="CPU minutes of training", y=loss, lines=by_time))
+    return panels
 
 
 def describe(config: CompareConfig, steps: int) -> str:
@@ -409,25 +434,29 @@ COLUMNS = (
 )
 
 
+SMALL_PERPLEXITY = 20.0
+
+
 def table(rows: Sequence[Row]) -> Table:
     """What came out.
 
     Perplexities are of the test text; "equal" is what they rise by with a learned part held at its
     mean. Of several seeds means are given, and standard deviations where a difference may be read
-    off.
+    off. Small perplexities, as those of bytes, have a digit more.
     """
     return Table("", COLUMNS, [_cells(row) for row in rows])
 
 
 def _cells(row: Row) -> list[str]:
+    n_digits = 2 if fmean(row.values("perplexity")) >= SMALL_PERPLEXITY else 3
     return [
         row.model,
         f"{row.parameters:,}",
-        _mean(row.values("perplexity"), 2, spread=True),
+        _mean(row.values("perplexity"), n_digits, spread=True),
         perplexity(fmean(row.values("word_perplexity")), 1),
-        _mean(row.values("bits_per_byte"), 4),
-        _mean(row.cost_of_equal("proportions"), 2, spread=True, sign="+"),
-        _mean(row.cost_of_equal("gates"), 2, spread=True, sign="+"),
+        _mean(row.values("bits_per_byte"), 4, spread=True),
+        _mean(row.cost_of_equal("proportions"), n_digits, spread=True, sign="+"),
+        _mean(row.cost_of_equal("gates"), n_digits, spread=True, sign="+"),
         _mean(row.values("seconds_per_step"), 2),
         _mean(row.values("cpu_seconds_per_step"), 2),
         optional(None if row.peak_bytes is None else row.peak_bytes / MIB, 0),
