@@ -1,7 +1,11 @@
 """Where a sentence ends is said as soon as it is sure."""
 
+import sys
+
 import pytest
 
+from leap.errors import ConfigError
+from leap.extras import install_command
 from leap.runtime.streaming.sentences import ends_sentence
 
 pytest.importorskip("sentencex")
@@ -23,3 +27,10 @@ pytest.importorskip("sentencex")
 )
 def test_an_end_is_told_by_the_word_or_by_the_next(word, following, ends):
     assert ends_sentence(word, following, "en") is ends
+
+
+def test_without_sentencex_the_installation_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentencex", None)
+    with pytest.raises(ConfigError) as told:
+        ends_sentence("hat.", None, "en")
+    assert str(told.value).endswith(install_command("simul"))

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from leap.errors import ConfigError
+from leap.extras import install_command
 from leap.runtime.fbank import Extractor, Frames, Samples, as_samples
 
 Pauses = Literal["loudness", "silero"]
@@ -156,6 +157,6 @@ def _network() -> Any:
         from silero_vad import load_silero_vad
     except ImportError as error:
         raise ConfigError(
-            "pauses=silero needs silero-vad: pip install 'leapformer[vad]', or use pauses=loudness"
+            f"pauses=silero needs silero-vad: {install_command('vad')}, or use pauses=loudness"
         ) from error
     return load_silero_vad(onnx=True).session

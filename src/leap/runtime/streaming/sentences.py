@@ -7,6 +7,7 @@ abbreviation the next word decides: `U.S. They` is an end, `U.S. team` is none.
 from typing import Any
 
 from leap.errors import ConfigError
+from leap.extras import install_command
 
 OPENING = "\"'“„«([{¿¡"
 """What stands before a word, and hides an abbreviation from the splitter."""
@@ -37,6 +38,6 @@ def _sentencex() -> Any:
         import sentencex
     except ImportError as error:
         raise ConfigError(
-            "ends of sentences are told by sentencex: pip install 'leapformer[simul]'"
+            f"ends of sentences are told by sentencex: {install_command('simul')}"
         ) from error
     return sentencex
