@@ -102,15 +102,28 @@ def press(page, name):
     page.get_by_role("button", name=name, exact=True).click()
 
 
-def says(page, words):
+def says(page, words, timeout=PATIENCE):
     """Wait until the status of the tab says something."""
-    page.get_by_role("status").filter(has_text=re.compile(words)).filter(visible=True).wait_for()
+    status = page.get_by_role("status").filter(has_text=re.compile(words)).filter(visible=True)
+    status.wait_for(timeout=timeout)
 
 
-def warns(page, words):
+def warns(page, words, timeout=PATIENCE):
     toast = page.get_by_test_id("toast-text").filter(has_text=re.compile(words)).first
-    toast.wait_for()
+    toast.wait_for(timeout=timeout)
     assert "Traceback" not in toast.inner_text()
+
+
+def interpret(page, reaction, words):
+    """Press until it answers: a click is lost while another model's form takes its place."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    for _ in range(5):
+        press(page, "Interpret to the end")
+        try:
+            return reaction(page, words, PATIENCE / 5)
+        except playwright.TimeoutError:
+            continue
+    return reaction(page, words)
 
 
 def measure(page, name):
@@ -184,8 +197,7 @@ def test_interpret_translates_as_one_types_and_tells_what_a_word_took(page, tmp_
     box.press_sequentially(SOURCE[:18], delay=20)
     says(page, "As far as the source goes")
     box.press_sequentially(SOURCE[18:])
-    press(page, "Interpret to the end")
-    says(page, "Click a word to see what it took")
+    interpret(page, says, "Click a word to see what it took")
     assert " ".join(page.locator("#source").text_content().split()) == SOURCE
     assert measure(page, "LAAL").endswith(" words")
     page.locator("#translation [data-i]").first.click()
@@ -207,26 +219,23 @@ def test_interpret_takes_files_and_says_why_it_does_not(page, tmp_path):
     warns(page, "the file is no text in UTF-8")
     page.get_by_label("Policy").fill("hurry")
     page.get_by_label("Policy").press("Enter")
-    press(page, "Interpret to the end")
-    warns(page, "hurry")
+    interpret(page, warns, "hurry")
 
 
 def test_interpret_hears_a_file(page, tmp_path):
     soundfile = pytest.importorskip("soundfile", reason="reading sound needs soundfile")
     open_tab(page, "Interpret", "speech-translator")
-    press(page, "Interpret to the end")
-    warns(page, "there is no sound yet; upload or record some")
+    interpret(page, warns, "there is no sound yet; upload or record some")
     noise = np.random.default_rng(0).standard_normal(21 * 16000) / 20
     for seconds, words in ((21, "the sound lasts 21 s, and this page takes 20"), (1, None)):
         soundfile.write(tmp_path / "talk.wav", noise[: seconds * 16000], 16000)
         page.locator("input[type=file]").last.set_input_files(tmp_path / "talk.wav")
         page.get_by_label("Remove").or_(page.get_by_label("Clear")).first.wait_for()
-        press(page, "Interpret to the end")
         if words is None:
-            says(page, "Click a word to see what it took")
+            interpret(page, says, "Click a word to see what it took")
             assert measure(page, "Mean lag of a word").endswith(" ms")
         else:
-            warns(page, words)
+            interpret(page, warns, words)
             page.get_by_label("Remove").or_(page.get_by_label("Clear")).first.click()
 
 
@@ -243,8 +252,7 @@ def test_interpret_hears_a_microphone(page):
     assert len(heard) > rate and np.abs(heard).max() > 0.1
     spectrum = np.abs(np.fft.rfft(heard))
     assert np.fft.rfftfreq(len(heard), 1 / rate)[spectrum.argmax()] == pytest.approx(440, rel=0.02)
-    press(page, "Interpret to the end")
-    says(page, "Click a word to see what it took")
+    interpret(page, says, "Click a word to see what it took")
     assert measure(page, "Mean lag of a word").endswith(" ms")
 
 

@@ -288,8 +288,8 @@ def test_both_tabs_work_in_one_page(page, translators):
     expected = [[word for word, _ in line] for line in read(translators["text"], TEXT)]
     shows(page, expected)
     page.get_by_role("link", name="Write").click()
+    tab(page).wait_for(state="hidden")
     says(page, "Ready")
-    assert not tab(page).is_visible()
     page.get_by_role("link", name="Interpret").click()
     shows(page, expected)
 

@@ -15,12 +15,26 @@ const REPORT_EVERY = 40; // Milliseconds, at the least.
 let writer = null;
 let text = null;
 let stopped = false;
+let nAsked = 0; // Models asked for so far: one that is chosen while another loads takes its place.
 
 const commands = {
   async load({ name, files }) {
-    await writer?.release();
+    const own = ++nAsked;
+    const before = writer;
     writer = text = null;
-    writer = await Writer.load(files ? Folder.opened(name, files) : Folder.served(name));
+    await before?.release();
+    let found;
+    try {
+      found = await Writer.load(files ? Folder.opened(name, files) : Folder.served(name));
+    } catch (error) {
+      if (own === nAsked) throw error;
+      return;
+    }
+    if (own !== nAsked) {
+      await found.release();
+      return;
+    }
+    writer = found;
     const { model, precision, states } = writer.manifest;
     postMessage({ type: "loaded", model, precision, stateBytes: stateBytes(emptyState(states)) });
   },
