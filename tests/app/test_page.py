@@ -96,6 +96,7 @@ def open_tab(page, name, model=None):
         box = page.get_by_role("tabpanel").filter(visible=True).get_by_label("Model")
         box.click()
         page.get_by_role("option", name=model, exact=True).click()
+        page.wait_for_timeout(1500)  # Its form takes the place of another, and clicks are lost.
 
 
 def press(page, name):
